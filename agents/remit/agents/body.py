@@ -1,0 +1,265 @@
+"""Running one attempt's body and saying truthfully how it ended.
+
+**Rules** (the decider has the last word; this is the host's evidence)
+
+1. `returned`: a value came back. `raised`: an exception came out; whether the
+   signal was set at that instant is reported with it. `cancelled`: it unwound
+   with its signal set. `timed_out`: the same, when only this attempt was stopped.
+2. A `CancelledError` or `TurnCancelled` while the signal is not set is the body's
+   own doing: `raised`.
+3. Tasks that a body leaves behind are cancelled and awaited before its end is
+   reported: nothing of a run acts after its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from remit.agents.definition import AgentDefinition
+from remit.agents.payload import decode, encode_result
+from remit.core.cause import CauseKind
+from remit.core.errors import CommandTimedOut, RemitError, TurnCancelled
+from remit.core.messages import ReportEnded, StartItem
+from remit.core.scope import TaskScope
+from remit.core.signal import CancelSignal
+from remit.journal.redact import preview
+
+__all__ = [
+    "BodyTasks",
+    "ended_before_start",
+    "failed_before_start",
+    "run_body",
+    "stale_host",
+    "task_factory",
+]
+
+_MAX_TRACEBACK = 16 * 1024
+_PREVIEW_BYTES = 2048
+
+current_tasks: contextvars.ContextVar[BodyTasks | None] = contextvars.ContextVar(
+    "remit_body_tasks", default=None
+)
+
+
+class BodyTasks:
+    """Tasks that a body has made and that have not ended."""
+
+    __slots__ = ("open",)
+
+    def __init__(self) -> None:
+        self.open: set[asyncio.Task[Any]] = set()
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """Remember a task until it ends."""
+        self.open.add(task)
+        task.add_done_callback(self.open.discard)
+
+    async def end_all(self) -> None:
+        """Cancel what is left and wait for it; bounded by the run's escalation."""
+        while self.open:
+            for task in self.open:
+                task.cancel()
+            await asyncio.wait(list(self.open), timeout=0.1)
+
+
+def task_factory(
+    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **kwargs: Any
+) -> asyncio.Task[Any]:
+    """Make tasks of a host's loop; those made inside a body are remembered with it."""
+    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **kwargs)
+    tasks = current_tasks.get()
+    if tasks is not None:
+        tasks.add(task)
+    return task
+
+
+async def run_body(
+    agent: Any,
+    item: StartItem,
+    context: Any,
+    *,
+    signal: CancelSignal,
+    max_result_bytes: int,
+) -> ReportEnded:
+    """Run an attempt to its end and return what to report of it.
+
+    Never raises, except what asyncio uses to end the process.
+    """
+    try:
+        arguments = decode(item.arguments)
+    except Exception as error:  # unpickling runs user code: anything may come out
+        return failed_before_start(item, error)
+    tasks = BodyTasks()
+    token = current_tasks.set(tasks)
+    scope = TaskScope(signal)
+    scope.enter()
+    raised: BaseException | None = None
+    value: Any = None
+    was_set = False
+    try:
+        value = await _call(agent, context, arguments, signal)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
+        # An agent's sys.exit ends the agent, not the host and its other runs.
+        raised, was_set = error, signal.is_set
+    except BaseException as error:
+        raised, was_set = error, signal.is_set
+    finally:
+        scope.exit(raised)
+        current_tasks.reset(token)
+    await tasks.end_all()
+    if raised is not None:
+        return _report_raised(item, raised, signal, was_set=was_set)
+    return _report_returned(item, value, signal, max_result_bytes)
+
+
+async def _call(
+    agent: Any, context: Any, arguments: dict[str, Any], signal: CancelSignal
+) -> Any:
+    if not isinstance(agent, AgentDefinition):
+        return await agent.run_command_agent(context, **arguments)
+    if agent.is_async:
+        return await agent.fn(context, **arguments)
+    from remit.agents.sync_context import SyncRunContext
+
+    facade = SyncRunContext(context, asyncio.get_running_loop())
+    return await _in_thread(lambda: agent.fn(facade, **arguments), item_name=context.run_id)
+
+
+async def _in_thread(call: Callable[[], Any], *, item_name: str) -> Any:
+    """Run a plain body in a daemon thread and wait until it has really ended.
+
+    A cancel of this wait does not end the thread, so it waits on: the body has to
+    look at its signal, and the coordinator kills the host if it does not.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    variables = contextvars.copy_context()
+
+    def tell(value: Any, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result((value, error))
+
+    def body() -> None:
+        value: Any = None
+        problem: BaseException | None = None
+        try:
+            value = variables.run(call)
+        except BaseException as error:  # the thread's outer edge: carried over as data
+            problem = error
+        try:
+            loop.call_soon_threadsafe(tell, value, problem)
+        except RuntimeError:
+            # The host is shutting down and nobody listens any more.
+            return
+
+    threading.Thread(target=body, name=f"remit-{item_name[-8:]}", daemon=True).start()
+    while not done.done():
+        try:
+            await asyncio.wait([done])
+        except asyncio.CancelledError:
+            # Ours, or the host's end; either way the thread is still at work.
+            continue
+    value, problem = done.result()
+    if problem is not None:
+        raise problem
+    return value
+
+
+def _report_returned(
+    item: StartItem, value: Any, signal: CancelSignal, max_result_bytes: int
+) -> ReportEnded:
+    try:
+        payload = encode_result(value, max_result_bytes)
+    except RemitError as error:
+        return _failure(item, error, signal, was_set=signal.is_set)
+    report = "returned"
+    cause = signal.cause
+    if cause is not None and cause.kind is CauseKind.ATTEMPT_TIMEOUT:
+        report = "timed_out"
+    return ReportEnded(
+        item.run_id,
+        item.attempt,
+        report,
+        before_cancel=not signal.is_set,
+        payload=payload,
+        preview=_preview(value),
+    )
+
+
+def _preview(value: Any) -> str:
+    if value is None:
+        return ""
+    return json.dumps(preview(value, max_bytes=_PREVIEW_BYTES), ensure_ascii=False)
+
+
+def _report_raised(
+    item: StartItem, error: BaseException, signal: CancelSignal, *, was_set: bool
+) -> ReportEnded:
+    unwound = isinstance(error, (TurnCancelled, asyncio.CancelledError))
+    if unwound and was_set:
+        cause = signal.cause
+        expired = cause is not None and cause.kind is CauseKind.ATTEMPT_TIMEOUT
+        word = "timed_out" if expired else "cancelled"
+        return ReportEnded(item.run_id, item.attempt, word, before_cancel=False)
+    return _failure(item, error, signal, was_set=was_set)
+
+
+def _failure(
+    item: StartItem, error: BaseException, signal: CancelSignal, *, was_set: bool
+) -> ReportEnded:
+    cause = signal.cause
+    expired = was_set and cause is not None and cause.kind is CauseKind.ATTEMPT_TIMEOUT
+    expired = expired or (not was_set and isinstance(error, CommandTimedOut))
+    text = "".join(traceback.format_exception(error))
+    message = str(error)
+    if isinstance(error, asyncio.CancelledError) and not message:
+        message = "the body raised CancelledError although nobody had cancelled this run"
+    return ReportEnded(
+        item.run_id,
+        item.attempt,
+        "timed_out" if expired else "raised",
+        before_cancel=not was_set,
+        error_type=type(error).__name__,
+        error=message[:4096],
+        error_code=getattr(error, "code", "") if isinstance(error, RemitError) else "",
+        traceback=text[-_MAX_TRACEBACK:],
+    )
+
+
+def failed_before_start(item: StartItem, error: BaseException) -> ReportEnded:
+    """Return the report of an attempt whose body could not be begun."""
+    return ReportEnded(
+        item.run_id,
+        item.attempt,
+        "raised",
+        error_type=type(error).__name__,
+        error=str(error)[:4096],
+        error_code=getattr(error, "code", "") if isinstance(error, RemitError) else "",
+        traceback="".join(traceback.format_exception(error))[-_MAX_TRACEBACK:],
+    )
+
+
+def ended_before_start(item: StartItem, signal: CancelSignal) -> ReportEnded:
+    """Return the report of an attempt that was cancelled before its body began."""
+    cause = signal.cause
+    expired = cause is not None and cause.kind is CauseKind.ATTEMPT_TIMEOUT
+    return ReportEnded(
+        item.run_id, item.attempt, "timed_out" if expired else "cancelled", before_cancel=False
+    )
+
+
+def stale_host(item: StartItem, modules: list[str]) -> ReportEnded:
+    """Return the report of an attempt that must begin on a host with newer code."""
+    return ReportEnded(
+        item.run_id,
+        item.attempt,
+        "stale_host",
+        error_type="StaleHost",
+        error=f"edited since this host had loaded them: {', '.join(sorted(modules)[:5])}",
+    )

@@ -1,0 +1,251 @@
+"""A client of a coordinator: one long poll in a thread, requests from anywhere.
+
+**Invariants**
+
+1. The poll runs in a thread of its own, so user code that blocks its event loop
+   loses neither its lease nor a notice.
+2. A run or turn that is tracked hears of its end exactly once.
+3. When contact is lost for longer than `give_up_s`, everything tracked is told
+   so; nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from remit.agents.link import Link
+from remit.core.errors import CoordinatorUnavailable, NotFound, RemitError
+from remit.core.ids import IdFactory
+from remit.core.messages import (
+    ClientOpened,
+    EndedNotice,
+    Notice,
+    OpenClient,
+    PollReply,
+    dumps,
+    loads,
+)
+
+__all__ = ["ClientSession", "Tracked"]
+
+logger = logging.getLogger("remit.client")
+
+GIVE_UP_S = 30.0
+"""Contact may be lost this long (a coordinator restarts in a few seconds)."""
+_RETRY_S = 0.2
+_CALL_MARGIN_S = 20.0
+
+
+class Tracked(Protocol):
+    """Something that notices are about."""
+
+    def notice(self, notice: Notice) -> None:
+        """Take a notice; called in the poll thread."""
+        ...
+
+    def lost_contact(self, error: RemitError) -> None:
+        """The coordinator cannot be reached any more; called in the poll thread."""
+        ...
+
+
+class ClientSession:
+    """One process's connection to one coordinator.
+
+    Args:
+        link: the way there.
+        surface: what this client is: `python`, `cli`, `host`.
+        grace_s: seconds without a sign of life before this client counts as gone.
+        host_id: set if this client is an agent host.
+        ids: where ids come from.
+        give_up_s: seconds without contact before waits raise.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        surface: str = "python",
+        grace_s: float = 10.0,
+        host_id: str = "",
+        ids: IdFactory | None = None,
+        give_up_s: float = GIVE_UP_S,
+    ) -> None:
+        self.link = link
+        self.ids = ids or IdFactory()
+        self.surface = surface
+        self.client_id = self.ids.client()
+        self._open_request = OpenClient(self.client_id, surface, grace_s, host_id, os.getpid())
+        self._give_up_s = give_up_s
+        self._tracked: dict[str, Tracked] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._failed: RemitError | None = None
+        self._thread: threading.Thread | None = None
+        self.opened = ClientOpened(0, 2.0, "", 16 * 1024 * 1024)
+
+    # -- life ----------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Say hello and start to listen; blocks for one round trip.
+
+        Raises:
+            CoordinatorUnavailable: nobody answers.
+        """
+        self.opened = self.request_blocking("open_client", self._open_request)
+        self._thread = threading.Thread(
+            target=self._listen, name=f"remit-poll-{self.client_id[-6:]}", daemon=True
+        )
+        self._thread.start()
+
+    def close(self, *, say_goodbye: bool = True) -> None:
+        """Stop listening; turns still held here are cancelled by the coordinator. Idempotent."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        if say_goodbye and self._failed is None:
+            try:
+                self.request_blocking("close_client", self.client_id, timeout_s=5.0)
+            except RemitError as error:
+                # It will notice by our silence.
+                logger.debug("goodbye did not arrive: %s", error)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=self.opened.poll_s + 5.0)
+
+    @property
+    def closed(self) -> bool:
+        """Tell whether this session was closed or has given up."""
+        return self._stopping.is_set() or self._failed is not None
+
+    # -- requests ------------------------------------------------------------------
+
+    def submit(self, method: str, message: object) -> Future[bytes]:
+        """Send a request; the future gives the undecoded answer (see `answer`)."""
+        if self._failed is not None:
+            raise self._failed
+        return self.link.submit(method, dumps(message))
+
+    async def request(self, method: str, message: object) -> Any:
+        """Send a request and wait for its answer.
+
+        Raises:
+            RemitError, TurnCancelled: whatever the coordinator answered.
+            CoordinatorUnavailable: it did not answer.
+
+        Cancellation:
+            A checkpoint. The request has been sent either way; requests carry
+            ids, so asking again is safe.
+        """
+        return answer(await asyncio.wrap_future(self.submit(method, message)))
+
+    def request_blocking(self, method: str, message: object, timeout_s: float = 30.0) -> Any:
+        """Send a request and wait for its answer in this thread."""
+        return answer(self.link.call_blocking(method, dumps(message), timeout_s))
+
+    # -- notices -------------------------------------------------------------------
+
+    def track(self, node_id: str, tracked: Tracked) -> None:
+        """Hand notices about a node to somebody, until its end."""
+        with self._lock:
+            self._tracked[node_id] = tracked
+        if self._failed is not None:
+            tracked.lost_contact(self._failed)
+
+    def watch(self, node_id: str, tracked: Tracked) -> None:
+        """Track a node that somebody else delegated; its end may be there already."""
+        self.track(node_id, tracked)
+        future = self.submit("subscribe", (self.client_id, (node_id,)))
+
+        def answered(done: Future[bytes]) -> None:
+            try:
+                self._hand_out(answer(done.result()))
+            except RemitError as error:
+                self._lose(node_id, error)
+
+        future.add_done_callback(answered)
+
+    def untrack(self, node_id: str) -> None:
+        """Stop handing notices about a node on."""
+        with self._lock:
+            self._tracked.pop(node_id, None)
+
+    def _listen(self) -> None:
+        """Poll until closed; open again when the coordinator has forgotten us."""
+        ack = 0
+        last_contact = time.monotonic()
+        while not self._stopping.is_set():
+            try:
+                reply = self._poll(ack)
+                if reply.seq < 0:
+                    ack = 0
+                    self._open_again()
+                    continue
+                last_contact = time.monotonic()
+                ack = reply.seq
+                self._hand_out(reply.notices)
+            except RemitError as error:
+                if self._stopping.is_set():
+                    return
+                if time.monotonic() - last_contact > self._give_up_s:
+                    self._give_up(error)
+                    return
+                self._stopping.wait(_RETRY_S)
+
+    def _poll(self, ack: int) -> PollReply:
+        poll_s = self.opened.poll_s
+        reply: PollReply = self.request_blocking(
+            "poll", (self.client_id, ack, poll_s), poll_s + _CALL_MARGIN_S
+        )
+        return reply
+
+    def _open_again(self) -> None:
+        """Connect to a coordinator that does not know us and ask for what we missed."""
+        self.opened = self.request_blocking("open_client", self._open_request)
+        with self._lock:
+            names = list(self._tracked)
+        for name in names:
+            try:
+                ended = self.request_blocking("subscribe", (self.client_id, (name,)))
+            except NotFound:
+                # The journal of the earlier life does not hold it: nothing will come of it.
+                self._lose(name, CoordinatorUnavailable(f"{name} is not known any more"))
+                continue
+            self._hand_out(ended)
+
+    def _hand_out(self, notices: tuple[Notice, ...]) -> None:
+        with self._lock:
+            found = [(self._tracked.get(notice.node_id), notice) for notice in notices]
+            for notice in notices:
+                if isinstance(notice, EndedNotice):
+                    self._tracked.pop(notice.node_id, None)
+        for tracked, notice in found:
+            if tracked is not None:
+                tracked.notice(notice)
+
+    def _give_up(self, error: RemitError) -> None:
+        self._failed = CoordinatorUnavailable(
+            f"the coordinator has not answered for {self._give_up_s:.0f} s: {error}"
+        )
+        with self._lock:
+            names = list(self._tracked)
+        for name in names:
+            self._lose(name, self._failed)
+
+    def _lose(self, name: str, error: RemitError) -> None:
+        with self._lock:
+            tracked = self._tracked.pop(name, None)
+        if tracked is not None:
+            tracked.lost_contact(error)
+
+
+def answer(blob: bytes) -> Any:
+    """Return the value of an answer, or raise the error that it carries."""
+    word, value = loads(blob)
+    if word == "error":
+        raise value
+    return value

@@ -1,0 +1,163 @@
+"""Agents made of command line programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from remit.agents.context import RunContext
+from remit.agents.definition import Isolation
+from remit.core.errors import CommandFailed, CommandTimedOut, InvalidArgument
+from remit.core.limits import Limits
+from remit.processes import CommandResult, CommandTemplate
+
+__all__ = ["CommandAgent"]
+
+_SHOWN_ERROR = 400
+
+
+class CommandAgent:
+    """An agent that runs a program, given as a template of its arguments.
+
+        lint = CommandAgent(["ruff", "check", "{path}"], ok_exit_codes=(0, 1))
+        run = await turn.delegate(lint, path="src/a.py")
+        result = await run.result()          # a CommandResult
+
+    Each item of the template becomes exactly one argument, whatever the fields
+    hold; no shell reads them unless `shell=True`. The program gets a session of its
+    own, null standard input, and its output goes to files. On a cancel its whole
+    tree gets SIGTERM, the grace, then SIGKILL.
+
+    A run that comes `after` others may use the field `{after}`: the path of a JSON
+    file with their results by name.
+
+    Args:
+        argv: program and arguments; texts with fields such as `{path}`. With
+            `shell=True` one text.
+        name: shown in trees; the program's name by default.
+        shell: give the text to `/bin/sh`; fields are quoted.
+        cwd: working directory; the caller's by default.
+        env: environment variables added to the caller's.
+        timeout_s: seconds until the program is stopped and the run has timed out.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        ok_exit_codes: statuses that count as success.
+        isolation: `shared` by default; `actor` for a host of its own.
+        limits: for runs below; a command has none.
+
+    Raises:
+        InvalidArgument: the template or a number does not hold.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        name: str | None = None,
+        shell: bool = False,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        grace_s: float = 2.0,
+        ok_exit_codes: Collection[int] = (0,),
+        isolation: Isolation = "shared",
+        limits: Limits | None = None,
+    ) -> None:
+        self.template = CommandTemplate(argv, shell=shell)
+        if isolation not in ("shared", "actor"):
+            raise InvalidArgument(f"isolation must be 'shared' or 'actor', not {isolation!r}")
+        if timeout_s is not None and not timeout_s > 0:
+            raise InvalidArgument(f"timeout_s must be more than 0 seconds, not {timeout_s!r}")
+        if not grace_s >= 0:
+            raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
+        self.name = name or _program_name(self.template)
+        self.cwd = None if cwd is None else str(cwd)
+        self.env = dict(env or {})
+        self.timeout_s = timeout_s
+        self.grace_s = grace_s
+        self.ok_exit_codes = frozenset(ok_exit_codes)
+        self.isolation: Isolation = isolation
+        self.limits = limits
+        self.resources_key = ""
+
+    def __repr__(self) -> str:
+        return f"CommandAgent({list(self.template.argv)!r}, name={self.name!r})"
+
+    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse arguments that do not fill the template exactly.
+
+        Raises:
+            InvalidArgument: the message names the field.
+        """
+        given = dict(arguments)
+        if "after" in self.template.fields:
+            given.setdefault("after", "after.json")
+        self.template.render(given)
+
+    async def run_command_agent(self, ctx: RunContext, **arguments: Any) -> CommandResult:
+        """Run the program as the body of a run (called by the host).
+
+        Raises:
+            CommandFailed: a status that is not one of `ok_exit_codes`, or a foreign signal.
+            CommandTimedOut: `timeout_s` passed.
+            TurnCancelled: the run was cancelled.
+        """
+        if "after" in self.template.fields and "after" not in arguments:
+            arguments["after"] = str(await self._write_after(ctx))
+        result = await ctx.process(
+            self.template.render(arguments),
+            env=self.env,
+            cwd=self.cwd,
+            timeout_s=self.timeout_s,
+            grace_s=self.grace_s,
+        )
+        if result.timed_out:
+            ctx.partial(result)
+            raise CommandTimedOut(
+                f"{self.name} did not end within its {self.timeout_s:g} s and was stopped",
+                exit_code=result.exit_code,
+            )
+        if result.exit_code not in self.ok_exit_codes:
+            ctx.partial(result)
+            raise CommandFailed(_failure_text(self.name, result), exit_code=result.exit_code)
+        return result
+
+    async def _write_after(self, ctx: RunContext) -> Path:
+        """Write the results of what this run came after, for the program to read."""
+        found: dict[str, Any] = {}
+        for name, run in ctx.after.items():
+            found[name] = _plain(await run.result())
+        path = ctx.output_dir / "after.json"
+        path.write_text(json.dumps(found, default=repr, indent=1), encoding="utf-8")
+        return path
+
+
+def _plain(value: Any) -> Any:
+    """Return a result as JSON data; a command's is its status and output."""
+    if isinstance(value, CommandResult):
+        return {
+            "exit_code": value.exit_code,
+            "stdout": str(value.stdout),
+            "stderr": str(value.stderr),
+            "duration_s": round(value.duration_s, 3),
+        }
+    return value
+
+
+def _program_name(template: CommandTemplate) -> str:
+    if template.shell:
+        words = template.argv[0].split()
+        return Path(words[0]).name if words else "sh"
+    return Path(template.argv[0]).name
+
+
+def _failure_text(name: str, result: CommandResult) -> str:
+    how = (
+        f"was ended by signal {result.signal}"
+        if result.signal is not None
+        else f"ended with status {result.exit_code}"
+    )
+    said = (str(result.stderr).strip() or str(result.stdout).strip()).splitlines()
+    tail = said[-1][:_SHOWN_ERROR] if said else ""
+    return f"{name} {how}" + (f": {tail}" if tail else "")

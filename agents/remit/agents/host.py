@@ -1,0 +1,314 @@
+"""An agent host as a plain object: begins attempts, hears cancels, reports ends.
+
+The Ray actor around it has no logic. Two threads come in: the body loop (starts,
+bodies) and the control thread (cancels), which must get through while a body
+blocks the loop.
+
+**Invariants**
+
+1. A cancel is remembered before any attempt it may hit is begun: an attempt that
+   comes later finds its signal born set and reports `cancelled` without a body.
+2. The signals of a host form the same tree as the runs: an order for an ancestor
+   sets everything below it with one message.
+3. Every attempt that was received is reported exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from remit.agents.body import (
+    ended_before_start,
+    failed_before_start,
+    run_body,
+    stale_host,
+    task_factory,
+)
+from remit.agents.client import ClientSession
+from remit.agents.context import RunContext
+from remit.agents.environment import CodeEnvironment, stale_modules
+from remit.agents.link import Link
+from remit.agents.outbox import Outbox
+from remit.agents.transport import unbundle
+from remit.core.cause import Cause
+from remit.core.errors import InternalError
+from remit.core.messages import (
+    CancelOrder,
+    ResumeOrder,
+    StartBatch,
+    StartItem,
+    WaitRefused,
+    loads,
+)
+from remit.core.signal import CancelSignal
+
+__all__ = ["AgentHost"]
+
+logger = logging.getLogger("remit.host")
+
+MAX_REMEMBERED_CANCELS = 10_000
+"""Cancels kept for attempts that have not arrived; they arrive within seconds or never."""
+
+
+class AgentHost:
+    """Runs attempts of one code environment.
+
+    Args:
+        host_id: its id.
+        link: the way to the coordinator.
+        workspace: the workspace's folder.
+        max_result_bytes: largest result that may travel.
+        own_process: whether this process is the host's alone; then it takes on the
+            caller's import path, directory and environment variables.
+    """
+
+    def __init__(
+        self,
+        host_id: str,
+        link: Link,
+        *,
+        workspace: Path,
+        max_result_bytes: int,
+        own_process: bool = True,
+    ) -> None:
+        self.host_id = host_id
+        self.machine = socket.gethostname()
+        self.pid = os.getpid()
+        self._link = link
+        self._workspace = workspace
+        self._max_result_bytes = max_result_bytes
+        self._own_process = own_process
+        self._outbox = Outbox(host_id, link)
+        self._session: ClientSession | None = None
+        self._session_lock = threading.Lock()
+        self._env_key = ""
+        self._agents: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._signals: weakref.WeakValueDictionary[str, CancelSignal] = (
+            weakref.WeakValueDictionary()
+        )
+        self._kills: weakref.WeakValueDictionary[str, CancelSignal] = weakref.WeakValueDictionary()
+        self._ordered: OrderedDict[str, Cause] = OrderedDict()
+        self._ordered_kills: OrderedDict[str, Cause] = OrderedDict()
+        self._attempts: dict[str, tuple[int, CancelSignal]] = {}
+        self._contexts: dict[str, RunContext] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # -- starts, in the body loop --------------------------------------------------
+
+    def start(self, blob: bytes) -> None:
+        """Begin the attempts of a `StartBatch`; returns when they are scheduled."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            loop.set_task_factory(task_factory)
+        batch: StartBatch = loads(blob)
+        stale = self.stale()
+        if stale:
+            for item in batch.items:
+                self._outbox.put(stale_host(item, stale))
+            return
+        problem = self._bind(batch)
+        for item in batch.items:
+            if item.run_id in self._tasks:
+                continue
+            self._begin(item, batch, problem, loop)
+
+    def _bind(self, batch: StartBatch) -> Exception | None:
+        """Take on the caller's code environment; return why that is not possible."""
+        try:
+            if not self._env_key:
+                environment: CodeEnvironment = loads(batch.env)
+                if self._own_process:
+                    environment.apply()
+                self._env_key = batch.env_key
+            elif self._env_key != batch.env_key:
+                raise InternalError(
+                    f"host {self.host_id} is bound to environment {self._env_key} and got work "
+                    f"of {batch.env_key}"
+                )
+        except Exception as error:  # whatever is wrong with the environment fails its runs
+            return error
+        return None
+
+    def _begin(
+        self,
+        item: StartItem,
+        batch: StartBatch,
+        problem: Exception | None,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        signal, kill = self._signals_of(item)
+        if signal.is_set:
+            self._outbox.put(ended_before_start(item, signal))
+            return
+        agent: Any = None
+        try:
+            if problem is not None:
+                raise problem
+            agent = self._agent(item.agent_key, batch)
+        except Exception as error:  # importing runs user code: anything may come out
+            self._outbox.put(failed_before_start(item, error))
+            return
+        context = RunContext(
+            item,
+            signal=signal,
+            kill=kill,
+            outbox=self._outbox,
+            connect=self._connect,
+            workspace=self._workspace,
+            machine=self.machine,
+            max_result_bytes=self._max_result_bytes,
+        )
+        self._contexts[item.run_id] = context
+        self._attempts[item.run_id] = (item.attempt, signal)
+        task = loop.create_task(self._attend(agent, item, context, signal))
+        self._tasks[item.run_id] = task
+
+    def _agent(self, key: str, batch: StartBatch) -> Any:
+        found = self._agents.get(key)
+        if found is None:
+            found = self._agents[key] = unbundle(batch.agents[key])
+        return found
+
+    async def _attend(
+        self, agent: Any, item: StartItem, context: RunContext, signal: CancelSignal
+    ) -> None:
+        try:
+            report = await run_body(
+                agent, item, context, signal=signal, max_result_bytes=self._max_result_bytes
+            )
+        finally:
+            del self._tasks[item.run_id]
+            del self._contexts[item.run_id]
+            del self._attempts[item.run_id]
+        self._outbox.put(report)
+
+    def stale(self) -> list[str]:
+        """Return user modules loaded here whose files were edited since."""
+        return stale_modules() if self._own_process and self._env_key else []
+
+    # -- signals -------------------------------------------------------------------
+
+    def _signals_of(self, item: StartItem) -> tuple[CancelSignal, CancelSignal]:
+        """Return the attempt's signal and its kill signal, linked below its ancestors'."""
+        with self._lock:
+            chain = (*item.path, item.run_id)
+            signal = self._chain(chain, self._signals, self._ordered)
+            kill = self._chain(chain, self._kills, self._ordered_kills)
+        if item.cause is not None:
+            signal.set(item.cause)
+        # Each attempt has its own below the run's: an attempt's time-out ends no run.
+        return signal.child(name=item.run_id), kill
+
+    def _chain(
+        self,
+        chain: tuple[str, ...],
+        signals: weakref.WeakValueDictionary[str, CancelSignal],
+        ordered: OrderedDict[str, Cause],
+    ) -> CancelSignal:
+        parent: CancelSignal | None = None
+        signal = CancelSignal()
+        for name in chain:
+            found = signals.get(name)
+            if found is None:
+                found = CancelSignal(name=name) if parent is None else parent.child(name)
+                signals[name] = found
+                cause = ordered.get(name)
+                if cause is not None:
+                    found.set(cause)
+            parent = signal = found
+        return signal
+
+    # -- control, in any thread ----------------------------------------------------
+
+    def control(self, blob: bytes) -> None:
+        """Carry out orders; safe and quick while a body blocks the loop."""
+        for order in loads(blob):
+            if isinstance(order, CancelOrder):
+                self._cancel(order)
+            elif isinstance(order, ResumeOrder):
+                self._in_loop(order.run_id, lambda context: context.resumed())
+            else:
+                assert isinstance(order, WaitRefused)
+                refusal = order
+                self._in_loop(
+                    order.run_id,
+                    lambda context, refusal=refusal: context.wait_refused(
+                        refusal.wait_id, refusal.cycle
+                    ),
+                )
+
+    def _cancel(self, order: CancelOrder) -> None:
+        if order.attempt:
+            attempt = self._attempts.get(order.target)
+            if attempt is not None and attempt[0] == order.attempt:
+                attempt[1].set(order.cause)
+            return
+        with self._lock:
+            _remember(self._ordered, order.target, order.cause)
+            signal = self._signals.get(order.target)
+            kill: CancelSignal | None = None
+            if order.kill:
+                _remember(self._ordered_kills, order.target, order.cause)
+                kill = self._kills.get(order.target)
+        if kill is not None:
+            kill.set(order.cause)
+        if signal is not None:
+            signal.set(order.cause)
+
+    def _in_loop(self, run_id: str, act: Any) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+
+        def run() -> None:
+            context = self._contexts.get(run_id)
+            if context is not None:
+                act(context)
+
+        try:
+            loop.call_soon_threadsafe(run)
+        except RuntimeError:
+            logger.debug("order for %s came after the loop was closed", run_id)
+
+    # -- for bodies ----------------------------------------------------------------
+
+    def _connect(self) -> ClientSession:
+        """Return this host's connection for delegating, opened on first use."""
+        with self._session_lock:
+            if self._session is None:
+                session = ClientSession(self._link, surface="host", host_id=self.host_id)
+                session.open()
+                self._session = session
+            return self._session
+
+    def statistics(self) -> dict[str, int]:
+        """Return counts of what is held, for tests and `remit doctor`."""
+        return {
+            "attempts": len(self._tasks),
+            "signals": len(self._signals),
+            "remembered": len(self._ordered),
+        }
+
+    def close(self) -> None:
+        """Cancel what runs and stop listening; bounded."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        if self._session is not None:
+            self._session.close(say_goodbye=False)
+
+
+def _remember(ordered: OrderedDict[str, Cause], name: str, cause: Cause) -> None:
+    ordered.setdefault(name, cause)
+    while len(ordered) > MAX_REMEMBERED_CANCELS:
+        ordered.popitem(last=False)

@@ -1,0 +1,206 @@
+"""The blocking twin of delegating and waiting, for plain functions and plain callers.
+
+Each call runs the asynchronous one in an event loop of another thread and blocks
+until it is done. Signals are watched there, so a blocked call raises
+`TurnCancelled` as soon as its turn or run is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from remit.agents.delegation import Delegator
+from remit.agents.runs import CancelReceipt, Run, RunOptions
+from remit.core.cause import Cause
+from remit.core.errors import InternalError
+from remit.core.outcome import Outcome
+from remit.core.signal import CancelSignal
+
+__all__ = ["SyncDelegator", "SyncReceipt", "SyncRun", "run_in_loop"]
+
+T = TypeVar("T")
+
+
+def run_in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in another thread's event loop and return its result.
+
+    Raises:
+        InternalError: called from that very loop, where it could never end.
+    """
+    try:
+        running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    if running is loop:
+        coroutine.close()
+        raise InternalError("a blocking call was made inside the event loop that would serve it")
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
+
+
+class SyncReceipt:
+    """A cancel's receipt with a blocking `quiet`; attributes as `CancelReceipt`."""
+
+    def __init__(self, receipt: CancelReceipt, loop: asyncio.AbstractEventLoop) -> None:
+        self.receipt = receipt
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the receipt says."""
+        return getattr(self.receipt, name)
+
+    def quiet(self, timeout_s: float = 30.0) -> SyncReceipt:
+        """Wait until nothing below the target runs; see `CancelReceipt.quiet`."""
+        return SyncReceipt(run_in_loop(self._loop, self.receipt.quiet(timeout_s)), self._loop)
+
+
+class SyncRun:
+    """A run's handle with blocking waits; see `Run`."""
+
+    __slots__ = ("_loop", "run")
+
+    def __init__(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
+        self.run = run
+        """The handle behind it."""
+        self._loop = loop
+
+    def __repr__(self) -> str:
+        return repr(self.run)
+
+    @property
+    def id(self) -> str:
+        """`run_...`."""
+        return self.run.id
+
+    @property
+    def name(self) -> str:
+        """Name that the caller gave; may be empty."""
+        return self.run.name
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended, or None while its end is not known here."""
+        return self.run.outcome
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it was stopped, or None."""
+        return self.run.cause
+
+    def result(self) -> Any:
+        """Wait for the end and return the result, or raise; see `Run.result`."""
+        return run_in_loop(self._loop, self.run.result())
+
+    def wait(self, timeout_s: float | None = None) -> Outcome | None:
+        """Wait for the end at most that long; see `Run.wait`."""
+        return run_in_loop(self._loop, self.run.wait(timeout_s))
+
+    def value(self) -> Any:
+        """Return the result of a run that has succeeded; see `Run.value`."""
+        return self.run.value()
+
+    def cancel(self, reason: str = "", *, kill: bool = False) -> SyncReceipt:
+        """Stop this run and everything below it; see `Run.cancel`."""
+        receipt = run_in_loop(self._loop, self.run.cancel(reason, kill=kill))
+        return SyncReceipt(receipt, self._loop)
+
+
+class SyncDelegator:
+    """What a plain body or a plain caller may do: the names of `Delegator`, blocking.
+
+    Args:
+        delegator: the asynchronous one behind it.
+        loop: the loop that serves it, running in another thread.
+    """
+
+    def __init__(self, delegator: Delegator, loop: asyncio.AbstractEventLoop) -> None:
+        self._delegator = delegator
+        self._loop = loop
+
+    @property
+    def signal(self) -> CancelSignal:
+        """Poll it with `is_set` or `raise_if_set()`; a plain body is not interrupted."""
+        return self._delegator.signal
+
+    def delegate(
+        self, agent: Any, /, *, options: RunOptions | None = None, **arguments: Any
+    ) -> SyncRun:
+        """Delegate one run; see `Delegator.delegate`."""
+        run = run_in_loop(
+            self._loop, self._delegator.delegate(agent, options=_plain(options), **arguments)
+        )
+        return SyncRun(run, self._loop)
+
+    def delegate_many(
+        self,
+        agent: Any,
+        arguments: Iterable[Mapping[str, Any]],
+        *,
+        options: RunOptions | Sequence[RunOptions] | None = None,
+    ) -> list[SyncRun]:
+        """Delegate several runs of one agent; see `Delegator.delegate_many`."""
+        packed = (
+            [_plain(option) or RunOptions() for option in options]
+            if isinstance(options, Sequence)
+            else _plain(options)
+        )
+        runs = run_in_loop(
+            self._loop, self._delegator.delegate_many(agent, arguments, options=packed)
+        )
+        return [SyncRun(run, self._loop) for run in runs]
+
+    @overload
+    def gather(self, *runs: SyncRun, return_outcomes: Literal[False] = False) -> list[Any]: ...
+
+    @overload
+    def gather(self, *runs: SyncRun, return_outcomes: Literal[True]) -> list[Outcome]: ...
+
+    def gather(self, *runs: SyncRun, return_outcomes: bool = False) -> list[Any]:
+        """Wait for several runs; see `Delegator.gather`."""
+        inner = [run.run for run in runs]
+        if return_outcomes:
+            return run_in_loop(self._loop, self._delegator.gather(*inner, return_outcomes=True))
+        return run_in_loop(self._loop, self._delegator.gather(*inner))
+
+    def as_completed(self, runs: Iterable[SyncRun]) -> Iterator[SyncRun]:
+        """Yield runs as they end; see `Delegator.as_completed`."""
+        by_handle = {run.run: run for run in runs}
+        waiting = list(by_handle)
+        while waiting:
+            current = tuple(waiting)
+            run_in_loop(
+                self._loop,
+                self._delegator.wait_runs(
+                    current,
+                    enough=lambda current=current: any(run.is_settled for run in current),
+                    timeout_s=None,
+                ),
+            )
+            ended = [run for run in waiting if run.is_settled]
+            waiting = [run for run in waiting if not run.is_settled]
+            yield from (by_handle[run] for run in ended)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, ending at once with `TurnCancelled` when cancelled."""
+        run_in_loop(self._loop, self._delegator.sleep(seconds))
+
+    def cancel(self, reason: str = "", *, kill: bool = False) -> SyncReceipt:
+        """Cancel this turn or run itself; see `Delegator.cancel`."""
+        receipt = run_in_loop(self._loop, self._delegator.cancel(reason, kill=kill))
+        return SyncReceipt(receipt, self._loop)
+
+
+def _plain(options: RunOptions | None) -> RunOptions | None:
+    """Return options whose `after` holds asynchronous handles."""
+    if options is None or not options.after:
+        return options
+    from dataclasses import replace
+
+    after = tuple(item.run if isinstance(item, SyncRun) else item for item in options.after)
+    return replace(options, after=after)

@@ -1,0 +1,404 @@
+"""The decider: one command in, events and effects out. Pure: no I/O, no clock, no Ray.
+
+**Invariants**
+
+1. One `RunAccepted` gives exactly one `RunEnded`, and nothing of the run after it.
+2. No `RunStarted` below a node after its `CancelRequested`.
+3. Children end before parents (detached runs are nobody's children).
+4. A slot is taken at `RunStarted`/`RunResumed` and given back by any way out.
+5. Folding the emitted events over an empty state gives the live state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remit.coordinator.admission import delegate, open_turn
+from remit.coordinator.placement import let_idle_hosts_go, pump
+from remit.coordinator.settling import settle, settle_report
+from remit.coordinator.state import Node, NodeState, WorkspaceState
+from remit.coordinator.stopping import (
+    cancel,
+    cancel_children,
+    client_gone,
+    escalate,
+    expire,
+    expire_attempt,
+    stop_everything,
+)
+from remit.coordinator.transaction import Effects, Settings, Timers, Transaction
+from remit.coordinator.waiting import wait_cycle
+from remit.core.cause import CauseKind
+from remit.core.errors import RemitError, TurnCancelled
+from remit.core.events import (
+    CoordinatorStarted,
+    Event,
+    HostBecameReady,
+    HostGone,
+    ProcessEnded,
+    ProcessStarted,
+    RunProgressed,
+    RunWaiting,
+    TurnSettling,
+)
+from remit.core.ids import IdFactory
+from remit.core.messages import (
+    CancelAnswer,
+    CancelRequest,
+    DelegateRequest,
+    FinishTurn,
+    OpenTurn,
+    ReportBatch,
+    ReportEnded,
+    ReportProcess,
+    ReportProgress,
+    ReportResume,
+    ReportWaiting,
+)
+
+__all__ = ["Decider", "Decision"]
+
+
+@dataclass(slots=True)
+class Decision:
+    """What one command led to."""
+
+    events: list[tuple[Event, bytes | None]]
+    effects: Effects
+    answer: CancelAnswer | None = None
+    error: RemitError | TurnCancelled | None = None
+
+
+class Decider:
+    """Holds the state of one workspace and decides commands, one at a time.
+
+    Args:
+        settings: the workspace's numbers.
+        ids: where ids of hosts and requests come from.
+        state: a folded state to go on from, or None for an empty one.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings | None = None,
+        ids: IdFactory | None = None,
+        state: WorkspaceState | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.state = state or WorkspaceState()
+        self._ids = ids or IdFactory()
+        self._timers = Timers()
+        self._payloads: dict[str, bytes] = {}
+
+    def next_due(self) -> float | None:
+        """Return when `tick` is wanted next, in seconds since 1970, or None."""
+        return self._timers.next_due()
+
+    def _begin(self, now: float) -> Transaction:
+        return Transaction(
+            state=self.state,
+            settings=self.settings,
+            timers=self._timers,
+            payloads=self._payloads,
+            ids=self._ids,
+            now=now,
+        )
+
+    def _finish(
+        self,
+        tx: Transaction,
+        *,
+        answer: CancelAnswer | None = None,
+        error: RemitError | TurnCancelled | None = None,
+    ) -> Decision:
+        pump(tx)
+        return Decision(tx.events, tx.effects, answer, error)
+
+    def start(self, epoch: int, pid: int, now: float) -> Decision:
+        """Begin a life of the coordinator; settle what an earlier one left running.
+
+        What has no host any more is `lost`, or `cancelled` where a cancel had been
+        requested: nobody knows what it did in between, so nothing is guessed.
+        """
+        tx = self._begin(now)
+        tx.emit(CoordinatorStarted(node_id="", turn_id="", at=now, epoch=epoch, pid=pid))
+        for host in list(self.state.hosts.values()):
+            tx.effects.kill.append((host.id, "its coordinator was restarted"))
+            self._drop_host(tx, host.id, "its coordinator was restarted")
+        live = [node for node in self.state.nodes.values() if not node.is_ended]
+        for node in sorted(live, key=lambda n: -n.depth):
+            self._settle_left_over(tx, node)
+        return self._finish(tx)
+
+    def _settle_left_over(self, tx: Transaction, node: Node) -> None:
+        if node.is_ended:
+            return
+        reason = "the coordinator was restarted while this was under way"
+        if node.is_turn:
+            if not node.report:
+                tx.emit(
+                    TurnSettling(
+                        node_id=node.id,
+                        turn_id=node.id,
+                        at=tx.now,
+                        report="lost",
+                        error_type="CoordinatorRestarted",
+                        error=reason,
+                    )
+                )
+            settle(tx, node)
+        elif node.report:
+            settle(tx, node)
+        else:
+            report = ReportEnded(
+                node.id, node.attempt, "lost", before_cancel=False, error=reason,
+                error_type="CoordinatorRestarted",
+            )
+            # Its agent and arguments went with the old process: no other attempt.
+            node.retries = 0
+            settle_report(tx, node, report)
+
+    def open_turn(self, request: OpenTurn, now: float) -> Decision:
+        """Accept a turn, or refuse it (see `admission.open_turn`)."""
+        tx = self._begin(now)
+        try:
+            open_turn(tx, request)
+        except RemitError as error:
+            return self._finish(tx, error=error)
+        return self._finish(tx)
+
+    def finish_turn(self, request: FinishTurn, now: float) -> Decision:
+        """Take the holder's word that a turn's body has ended."""
+        tx = self._begin(now)
+        turn = self.state.turns.get(request.turn_id)
+        if turn is None or turn.is_ended or turn.report:
+            self.state.refused += turn is not None and turn.is_ended
+            return self._finish(tx)
+        tx.emit(
+            TurnSettling(
+                node_id=turn.id,
+                turn_id=turn.id,
+                at=now,
+                report=request.report,
+                error_type=request.error_type,
+                error=request.error,
+            )
+        )
+        if turn.cause is None and request.report not in ("returned", "follow"):
+            cancel_children(tx, turn, CauseKind.PARENT_FAILED, "the turn's body raised")
+        settle(tx, turn)
+        return self._finish(tx)
+
+    def delegate(self, request: DelegateRequest, now: float) -> Decision:
+        """Accept all runs of a delegation, or none (see `admission.delegate`)."""
+        tx = self._begin(now)
+        try:
+            delegate(tx, request)
+        except (RemitError, TurnCancelled) as error:
+            return self._finish(tx, error=error)
+        return self._finish(tx)
+
+    def cancel(self, request: CancelRequest, now: float) -> Decision:
+        """Decide a cancel (see `stopping.cancel`)."""
+        tx = self._begin(now)
+        answer = cancel(tx, request)
+        return self._finish(tx, answer=answer)
+
+    def client_gone(self, client_id: str, reason: str, now: float) -> Decision:
+        """A client has not been heard of for its grace."""
+        tx = self._begin(now)
+        client_gone(tx, client_id, reason)
+        return self._finish(tx)
+
+    def shutdown(self, reason: str, now: float) -> Decision:
+        """Take no new turn and cancel everything; idempotent."""
+        tx = self._begin(now)
+        stop_everything(tx, reason)
+        return self._finish(tx)
+
+    def host_ready(self, host_id: str, pid: int, machine: str, now: float) -> Decision:
+        """A host that was asked for answers."""
+        tx = self._begin(now)
+        if host_id in self.state.hosts:
+            tx.emit(
+                HostBecameReady(node_id=host_id, turn_id="", at=now, pid=pid, machine=machine)
+            )
+        return self._finish(tx)
+
+    def host_gone(self, host_id: str, reason: str, now: float) -> Decision:
+        """A host died or was killed: settle its runs."""
+        tx = self._begin(now)
+        self._drop_host(tx, host_id, reason)
+        return self._finish(tx)
+
+    def _drop_host(self, tx: Transaction, host_id: str, reason: str) -> None:
+        host = self.state.hosts.get(host_id)
+        if host is None:
+            return
+        runs = [self.state.nodes[name] for name in host.runs]
+        killed = host.killed
+        tx.emit(
+            HostGone(node_id=host_id, turn_id="", at=tx.now, reason=reason, expected=killed)
+        )
+        for run in runs:
+            for process in (run.processes or {}).values():
+                tx.effects.sweep.append((run.id, process))
+            if run.on_host:
+                self._host_of_run_gone(tx, run, killed=killed, reason=reason)
+
+    def _host_of_run_gone(
+        self, tx: Transaction, run: Node, *, killed: bool, reason: str
+    ) -> None:
+        word = "killed" if killed else "lost"
+        if run.cause is None and run.expired_attempt == run.attempt:
+            word = "timed_out"
+        if run.cause is None:
+            kind = CauseKind.ATTEMPT_TIMEOUT if word == "timed_out" else CauseKind.PARENT_FAILED
+            cancel_children(tx, run, kind, f"its parent was lost with its host: {reason}")
+        settle_report(
+            tx,
+            run,
+            ReportEnded(
+                run.id, run.attempt, word, before_cancel=False, error_type="HostLost", error=reason
+            ),
+        )
+
+    def report(self, batch: ReportBatch, now: float) -> Decision:
+        """Take what a host has to say. What comes too late is refused and counted."""
+        tx = self._begin(now)
+        for item in batch.items:
+            node = self.state.nodes.get(item.run_id)
+            stale = (
+                node is None
+                or node.is_ended
+                or node.attempt != item.attempt
+                or node.host_id != batch.host_id
+            )
+            if node is None or stale:
+                self.state.refused += 1
+            elif isinstance(item, ReportEnded):
+                self._ended(tx, node, item)
+            elif isinstance(item, ReportWaiting):
+                self._waiting(tx, node, item)
+            elif isinstance(item, ReportResume):
+                self._resume(tx, node)
+            elif isinstance(item, ReportProgress):
+                self._progress(tx, node, item)
+            else:
+                self._process(tx, node, item)
+        return self._finish(tx)
+
+    def _ended(self, tx: Transaction, node: Node, item: ReportEnded) -> None:
+        if node.report:
+            self.state.refused += 1
+            return
+        if item.report != "returned" and node.cause is None and node.live_children:
+            expired = item.report == "timed_out"
+            kind = CauseKind.ATTEMPT_TIMEOUT if expired else CauseKind.PARENT_FAILED
+            cancel_children(tx, node, kind, f"{node.name or node.id} {item.report}: {item.error}")
+        settle_report(tx, node, item)
+
+    def _waiting(self, tx: Transaction, node: Node, item: ReportWaiting) -> None:
+        if node.report:
+            return
+        cycle = wait_cycle(self.state, node, item.on)
+        if cycle:
+            tx.effects.wait_refusals.setdefault(node.host_id, []).append(
+                (node.id, item.wait_id, " -> ".join(cycle))
+            )
+            return
+        tx.emit(
+            RunWaiting(
+                node_id=node.id, turn_id=node.turn_id, at=tx.now, on=item.on, what=item.what
+            )
+        )
+
+    def _resume(self, tx: Transaction, node: Node) -> None:
+        if node.state is NodeState.WAITING:
+            node.state = NodeState.RESUMING
+            self.state.resuming[node.pool][node.id] = None
+        elif node.state is NodeState.RUNNING:
+            tx.effects.resumes.setdefault(node.host_id, []).append(node.id)
+
+    def _progress(self, tx: Transaction, node: Node, item: ReportProgress) -> None:
+        tx.payloads[node.id] = item.payload
+        tx.emit(
+            RunProgressed(
+                node_id=node.id, turn_id=node.turn_id, at=tx.now, preview=item.preview
+            ),
+            item.payload,
+        )
+
+    def _process(self, tx: Transaction, node: Node, item: ReportProcess) -> None:
+        if not item.ended:
+            tx.emit(
+                ProcessStarted(
+                    node_id=node.id,
+                    turn_id=node.turn_id,
+                    at=tx.now,
+                    pid=item.pid,
+                    start_time=item.start_time,
+                    machine=item.machine,
+                    program=item.program,
+                )
+            )
+            return
+        tx.emit(
+            ProcessEnded(
+                node_id=node.id,
+                turn_id=node.turn_id,
+                at=tx.now,
+                pid=item.pid,
+                exit_code=item.exit_code,
+                signal=item.signal,
+                stopped=item.stopped,
+                escalated=item.escalated,
+                survivors=item.survivors,
+            )
+        )
+
+    def tick(self, now: float) -> Decision:
+        """Do what is due: deadlines, attempt time-outs, escalations, retries, idle hosts."""
+        tx = self._begin(now)
+        # A parent's deadline goes before a child's of the same instant.
+        due = self._timers.pop_due(now)
+        due.sort(key=lambda timer: (timer.due, self._depth(timer.node_id)))
+        for timer in due:
+            node = self.state.nodes.get(timer.node_id)
+            if node is None:
+                continue
+            if timer.kind == "deadline":
+                expire(tx, node)
+            elif timer.kind == "attempt":
+                expire_attempt(tx, node, timer.number)
+            elif timer.kind == "escalate":
+                escalate(tx, node)
+            elif timer.kind == "escalate_attempt":
+                escalate(tx, node, timer.number)
+        let_idle_hosts_go(tx)
+        return self._finish(tx)
+
+    def _depth(self, node_id: str) -> int:
+        node = self.state.nodes.get(node_id)
+        return -1 if node is None else node.depth
+
+    def prune(self) -> list[str]:
+        """Forget the oldest ended turns and their runs; return the forgotten ids.
+
+        The journal keeps them. A turn with a detached run that still lives stays.
+        """
+        ended = [turn for turn in self.state.turns.values() if turn.is_ended]
+        surplus = len(ended) - self.settings.keep_ended_turns
+        if surplus <= 0:
+            return []
+        doomed = {turn.id for turn in ended[:surplus]}
+        live = {n.turn_id for n in self.state.nodes.values() if not n.is_ended}
+        doomed -= live
+        gone = [name for name, node in self.state.nodes.items() if node.turn_id in doomed]
+        for name in gone:
+            del self.state.nodes[name]
+            self.state.turns.pop(name, None)
+        kept = {k: c for k, c in self.state.cancels.items() if c.target in self.state.nodes}
+        self.state.cancels = kept
+        return gone

@@ -1,0 +1,233 @@
+"""Carrying out effects: what goes to which host and which client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from remit.coordinator.engine import Engine, HostLink
+from remit.coordinator.mailbox import Mailboxes
+from remit.coordinator.state import Node, WorkspaceState
+from remit.coordinator.transaction import Effects
+from remit.core.errors import RemitError
+from remit.core.messages import (
+    DelegateRequest,
+    EndedNotice,
+    Order,
+    ReportBatch,
+    ResumeOrder,
+    RunRequest,
+    StartBatch,
+    StartItem,
+    TurnCancelledNotice,
+    TurnStartedNotice,
+    WaitRefused,
+    dumps,
+)
+
+__all__ = ["Dispatcher", "HostEvents"]
+
+logger = logging.getLogger("remit.coordinator")
+
+
+class HostEvents(Protocol):
+    """Who is told of what happens to hosts."""
+
+    def host_ready(self, host_id: str, pid: int, machine: str) -> None:
+        """A host answers."""
+        ...
+
+    def host_gone(self, host_id: str, reason: str) -> None:
+        """A host is not there any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Brief:
+    """What a host needs to begin a run; kept until the run has ended."""
+
+    run: RunRequest
+    delegation: DelegateRequest
+
+
+class Dispatcher:
+    """Sends starts, orders and notices. Belongs to the coordinator's event loop."""
+
+    def __init__(
+        self, state: WorkspaceState, engine: Engine, clients: Mailboxes, events: HostEvents
+    ) -> None:
+        self._state = state
+        self._engine = engine
+        self._clients = clients
+        self._events = events
+        self._links: dict[str, HostLink] = {}
+        self._briefs: dict[str, _Brief] = {}
+        self._report_seq: dict[str, int] = {}
+        self._spawning: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._abandoned = False
+
+    def remember(self, delegation: DelegateRequest, runs: Iterable[RunRequest]) -> None:
+        """Keep what hosts will need of these runs."""
+        for run in runs:
+            self._briefs[run.run_id] = _Brief(run, delegation)
+
+    def forget(self, run_ids: Iterable[str]) -> None:
+        """Drop what was kept of runs that will not start."""
+        for run_id in run_ids:
+            self._briefs.pop(run_id, None)
+
+    def is_new(self, batch: ReportBatch) -> bool:
+        """Tell whether this report batch was not taken before (hosts send again if unsure)."""
+        if batch.seq <= self._report_seq.get(batch.host_id, 0):
+            return False
+        self._report_seq[batch.host_id] = batch.seq
+        return True
+
+    def abandon(self) -> None:
+        """Stop acting: this coordinator's state is not the truth any more."""
+        self._abandoned = True
+
+    def apply(self, effects: Effects, payloads: Mapping[str, bytes]) -> None:
+        """Carry out what a decision asked for. Cancels go before starts."""
+        if self._abandoned:
+            return
+        self._send_orders(effects)
+        for host_id, run_ids in effects.starts.items():
+            self._start(host_id, run_ids)
+        for host_id in effects.spawn:
+            task = self._loop.create_task(self._spawn(host_id))
+            self._spawning.add(task)
+            task.add_done_callback(self._spawning.discard)
+        for _, process in effects.sweep:
+            self._engine.sweep(process.pid, process.start_time, process.machine)
+        for host_id, reason in effects.kill:
+            self._kill(host_id, reason)
+        self._notify(effects, payloads)
+
+    def _send_orders(self, effects: Effects) -> None:
+        orders: dict[str, list[Order]] = {}
+        for host_id, cancels in effects.cancels.items():
+            orders.setdefault(host_id, []).extend(cancels)
+        for host_id, refusals in effects.wait_refusals.items():
+            orders.setdefault(host_id, []).extend(WaitRefused(*refusal) for refusal in refusals)
+        for host_id, run_ids in effects.resumes.items():
+            orders.setdefault(host_id, []).extend(ResumeOrder(run_id) for run_id in run_ids)
+        for host_id, batch in orders.items():
+            link = self._links.get(host_id)
+            if link is not None:
+                link.control(dumps(tuple(batch)))
+
+    def _start(self, host_id: str, run_ids: list[str]) -> None:
+        link = self._links.get(host_id)
+        if link is None:
+            return
+        agents: dict[str, bytes] = {}
+        items: list[StartItem] = []
+        env_key, env = "", b""
+        for run_id in run_ids:
+            node = self._state.nodes.get(run_id)
+            brief = self._briefs.get(run_id)
+            if node is None or brief is None or node.is_ended:
+                continue
+            key = brief.run.agent_key
+            agents[key] = brief.delegation.agents[key]
+            env_key, env = brief.delegation.env_key, brief.delegation.env
+            items.append(self._item(node, brief.run))
+        if items:
+            link.start(dumps(StartBatch(env_key, env, agents, tuple(items))))
+
+    def _item(self, node: Node, run: RunRequest) -> StartItem:
+        path = tuple(ancestor.id for ancestor in reversed(self._state.ancestors(node)))
+        nodes = self._state.nodes
+        return StartItem(
+            run_id=node.id,
+            attempt=node.attempt,
+            turn_id=node.turn_id,
+            session_id=node.session_id,
+            path=path,
+            agent_key=run.agent_key,
+            name=node.name,
+            depth=node.depth,
+            arguments=run.arguments,
+            after=node.after,
+            after_names=tuple(nodes[name].name if name in nodes else "" for name in node.after),
+            deadline_at=node.deadline_at,
+            trace=nodes[node.turn_id].trace,
+            # Cancelled between the decision and the disk: the host reports it, unbegun.
+            cause=node.cause,
+        )
+
+    async def _spawn(self, host_id: str) -> None:
+        host = self._state.hosts.get(host_id)
+        resources: dict[str, Any] = {}
+        if host is not None and host.resources_key:
+            resources = json.loads(host.resources_key)
+
+        def gone(reason: str) -> None:
+            self._loop.call_soon_threadsafe(self._gone, host_id, reason)
+
+        try:
+            link = await self._engine.spawn(host_id, resources, gone)
+        except RemitError as error:
+            logger.warning("host %s did not start: %s", host_id, error)
+            self._gone(host_id, str(error))
+            return
+        self._links[host_id] = link
+        if host_id not in self._state.hosts:
+            await self._engine.kill(host_id)
+            return
+        self._events.host_ready(host_id, link.pid, link.machine)
+
+    def _gone(self, host_id: str, reason: str) -> None:
+        self._links.pop(host_id, None)
+        self._report_seq.pop(host_id, None)
+        if not self._abandoned:
+            self._events.host_gone(host_id, reason)
+
+    def _kill(self, host_id: str, reason: str) -> None:
+        logger.info("host %s is ended: %s", host_id, reason)
+        task = self._loop.create_task(self._engine.kill(host_id))
+        self._spawning.add(task)
+        task.add_done_callback(self._spawning.discard)
+
+    async def kill_all(self, reason: str) -> None:
+        """End every host; bounded by the engine."""
+        self._abandoned = True
+        logger.info("all hosts are ended: %s", reason)
+        await asyncio.gather(*(self._engine.kill(host_id) for host_id in list(self._state.hosts)))
+
+    def _notify(self, effects: Effects, payloads: Mapping[str, bytes]) -> None:
+        for turn_id in effects.turn_started:
+            turn = self._state.nodes[turn_id]
+            self._clients.post(turn.client_id, TurnStartedNotice(turn_id))
+        for turn_id in effects.turn_cancelled:
+            turn = self._state.nodes[turn_id]
+            if turn.cause is not None:
+                self._clients.post(turn.client_id, TurnCancelledNotice(turn_id, turn.cause))
+        for node_id in effects.ended:
+            node = self._state.nodes.get(node_id)
+            if node is None:
+                continue
+            self._briefs.pop(node_id, None)
+            self._clients.post_end(node.client_id, self.notice(node, payloads.get(node_id)))
+
+    def notice(self, node: Node, payload: bytes | None) -> EndedNotice:
+        """Return the notice of an ended node."""
+        assert node.outcome is not None
+        return EndedNotice(
+            node.id,
+            node.outcome,
+            cause=node.cause,
+            error_type=node.error_type,
+            error=node.error,
+            error_code=node.error_code,
+            traceback=node.traceback,
+            payload=payload,
+            unconfirmed=node.unconfirmed,
+            attempt=node.attempt,
+        )

@@ -1,0 +1,363 @@
+"""How turns and runs end: who won, who may end now, who is freed by it.
+
+**Rules**
+
+1. Order in the journal decides. What the body returned before the cancel was
+   recorded is a success; after, it is salvage of a cancelled run.
+2. A body that raised before its signal was set has failed, whatever came later.
+3. Children end before parents; a parent with live children is `settling`.
+4. A node ends exactly once, and only here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from remit.coordinator.state import Node, NodeState
+from remit.coordinator.transaction import Transaction
+from remit.core.cause import Cause, CauseKind
+from remit.core.events import (
+    AttemptEnded,
+    CancelQuiet,
+    EffectUncertain,
+    HostDraining,
+    RunEnded,
+    RunSettling,
+    TurnEnded,
+    TurnStarted,
+)
+from remit.core.messages import ReportEnded
+from remit.core.outcome import Outcome
+
+__all__ = ["Ending", "end_blocked", "settle", "settle_report", "start_turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a node is about to end."""
+
+    outcome: Outcome
+    cause: Cause | None = None
+    unconfirmed: bool = False
+
+
+def settle_report(tx: Transaction, node: Node, report: ReportEnded) -> None:
+    """Take a host's word that the body of a run's current attempt has ended."""
+    before_cancel = report.before_cancel
+    if report.report == "returned":
+        before_cancel = node.cause is None
+    if node.live_children:
+        tx.emit(
+            RunSettling(
+                node_id=node.id,
+                turn_id=node.turn_id,
+                at=tx.now,
+                attempt=node.attempt,
+                report=report.report,
+                before_cancel=before_cancel,
+                error_type=report.error_type,
+                error=report.error,
+                error_code=report.error_code,
+                traceback=report.traceback,
+            ),
+            report.payload,
+        )
+        if report.payload is not None:
+            tx.payloads[node.id] = report.payload
+        return
+    if report.payload is not None:
+        tx.payloads[node.id] = report.payload
+    _end_attempt(tx, node, replace(report, before_cancel=before_cancel))
+
+
+def settle(tx: Transaction, node: Node) -> None:
+    """End a node if nothing holds it any more, then its parent, and so on up."""
+    if node.is_ended or node.live_children:
+        return
+    if node.is_turn:
+        _settle_turn(tx, node)
+    elif node.report:
+        _end_attempt(tx, node, _stored_report(node))
+    elif node.cause is not None and not node.on_host:
+        _end_run(tx, node, Ending(_stopped(node), node.cause))
+
+
+def _stored_report(node: Node) -> ReportEnded:
+    return ReportEnded(
+        node.id,
+        node.attempt,
+        node.report,
+        before_cancel=node.report_before_cancel,
+        error_type=node.error_type,
+        error=node.error,
+        error_code=node.error_code,
+        traceback=node.traceback,
+    )
+
+
+def _stopped(node: Node) -> Outcome:
+    """Tell a node's own deadline apart from every other stop."""
+    cause = node.cause
+    own = cause is not None and cause.kind is CauseKind.DEADLINE and cause.origin == node.id
+    return Outcome.TIMED_OUT if own else Outcome.CANCELLED
+
+
+def _classify(node: Node, report: ReportEnded) -> Ending:
+    """Decide the outcome of a run from its cause and its body's end: the one classifier."""
+    word = report.report
+    if word == "returned" and report.before_cancel:
+        return Ending(Outcome.SUCCEEDED)
+    if word == "raised" and report.before_cancel:
+        return Ending(Outcome.FAILED)
+    if node.cause is not None:
+        return Ending(
+            _stopped(node),
+            node.cause,
+            unconfirmed=word in ("lost", "stuck"),
+        )
+    if word in ("lost", "killed"):
+        return Ending(Outcome.LOST)
+    if word in ("timed_out", "stuck"):
+        return Ending(Outcome.TIMED_OUT, unconfirmed=word == "stuck")
+    # A body that unwound by a cancellation nobody had asked us for: its own doing.
+    return Ending(Outcome.FAILED)
+
+
+def _end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
+    """End the attempt, and the run with it unless another attempt is due."""
+    ending = _classify(node, report)
+    if report.report == "stale_host" and node.cause is None:
+        _leave_stale_host(tx, node, report)
+        return
+    retryable = ending.outcome in (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
+    may_retry = node.cause is None and report.report != "stuck" and node.attempt <= node.retries
+    if retryable and may_retry:
+        _note_uncertain(tx, node, report.report)
+        tx.payloads.pop(node.id, None)
+        _try_again(tx, node, report, tx.now + node.retry_delay_s)
+        return
+    if ending.outcome is Outcome.TIMED_OUT and ending.cause is None:
+        ending = replace(ending, cause=_attempt_cause(tx, node, report))
+    _end_run(tx, node, ending, report)
+
+
+def _try_again(tx: Transaction, node: Node, report: ReportEnded, retry_at: float) -> None:
+    tx.emit(
+        AttemptEnded(
+            node_id=node.id,
+            turn_id=node.turn_id,
+            at=tx.now,
+            attempt=node.attempt,
+            report=report.report,
+            error_type=report.error_type,
+            error=report.error,
+            retry_at=retry_at,
+        )
+    )
+    tx.timers.add(retry_at, "retry", node.id)
+
+
+def _leave_stale_host(tx: Transaction, node: Node, report: ReportEnded) -> None:
+    """Begin elsewhere: the host has loaded modules that were edited since."""
+    host = tx.state.hosts.get(node.host_id)
+    if host is not None and not host.draining:
+        tx.emit(HostDraining(node_id=host.id, turn_id="", at=tx.now, reason=report.error))
+    _try_again(tx, node, report, tx.now)
+
+
+def _attempt_cause(tx: Transaction, node: Node, report: ReportEnded) -> Cause:
+    """Return the cause of an attempt that took longer than it may."""
+    limit = f"{node.attempt_timeout_s:g} s" if node.attempt_timeout_s is not None else "allowed"
+    return Cause(
+        CauseKind.ATTEMPT_TIMEOUT,
+        origin=node.id,
+        actor="coordinator",
+        surface="coordinator",
+        at_unix_ms=int(tx.now * 1000),
+        reason=report.error or f"attempt {node.attempt} took longer than {limit}",
+    )
+
+
+def _note_uncertain(tx: Transaction, node: Node, word: str) -> None:
+    """Journal what was in flight when its end cannot be known."""
+    in_flight = [f"process {p.program} ({p.pid})" for p in (node.processes or {}).values()]
+    if word in ("lost", "stuck", "killed") and node.host_id:
+        in_flight.append(f"body on {node.host_id}")
+    if in_flight:
+        reason = "host lost" if word in ("lost", "killed") else "not confirmed"
+        tx.emit(
+            EffectUncertain(
+                node_id=node.id,
+                turn_id=node.turn_id,
+                at=tx.now,
+                reason=reason,
+                in_flight=tuple(in_flight),
+            )
+        )
+
+
+def _end_run(
+    tx: Transaction, node: Node, ending: Ending, report: ReportEnded | None = None
+) -> None:
+    payload = tx.payloads.pop(node.id, None)
+    if report is not None:
+        if ending.outcome is not Outcome.SUCCEEDED:
+            _note_uncertain(tx, node, report.report)
+        event = RunEnded(
+            node_id=node.id,
+            turn_id=node.turn_id,
+            at=tx.now,
+            outcome=ending.outcome,
+            cause=ending.cause,
+            error_type=report.error_type,
+            error=report.error,
+            error_code=report.error_code,
+            traceback=report.traceback,
+            attempt=node.attempt,
+            unconfirmed=ending.unconfirmed,
+            salvage=payload is not None and ending.outcome is not Outcome.SUCCEEDED,
+            preview=report.preview,
+        )
+    else:
+        event = RunEnded(
+            node_id=node.id,
+            turn_id=node.turn_id,
+            at=tx.now,
+            outcome=ending.outcome,
+            cause=ending.cause,
+            attempt=node.attempt,
+            unconfirmed=ending.unconfirmed,
+        )
+    tx.emit(event, payload)
+    _after_end(tx, node)
+
+
+def end_blocked(tx: Transaction, node: Node, dependency: Node) -> None:
+    """End a run whose dependency did not succeed; it never starts."""
+    label = dependency.name or dependency.id
+    cause = Cause(
+        CauseKind.PARENT_FAILED,
+        origin=dependency.id,
+        actor="coordinator",
+        surface="coordinator",
+        at_unix_ms=int(tx.now * 1000),
+        reason=f"blocked: {label!r} {_past(dependency)}",
+    )
+    tx.emit(
+        RunEnded(
+            node_id=node.id,
+            turn_id=node.turn_id,
+            at=tx.now,
+            outcome=Outcome.CANCELLED,
+            cause=cause,
+            blocked_by=dependency.id,
+        )
+    )
+    _after_end(tx, node)
+
+
+def _past(node: Node) -> str:
+    """Return how a node ended as a verb phrase."""
+    if node.blocked_by:
+        return "was blocked"
+    words = {
+        Outcome.FAILED: "failed",
+        Outcome.CANCELLED: "was cancelled",
+        Outcome.TIMED_OUT: "timed out",
+        Outcome.LOST: "was lost",
+    }
+    return words.get(node.outcome or Outcome.FAILED, "did not succeed")
+
+
+def _after_end(tx: Transaction, node: Node) -> None:
+    """Tell who waits for this end: dependents, open cancels, the parent.
+
+    A work list instead of recursion: chains of `after` may be thousands long.
+    """
+    tx.ended.append(node)
+    if tx.draining:
+        return
+    tx.draining = True
+    try:
+        while tx.ended:
+            _free_waiting(tx, tx.ended.popleft())
+    finally:
+        tx.draining = False
+
+
+def _free_waiting(tx: Transaction, node: Node) -> None:
+    tx.effects.ended.append(node.id)
+    _close_cancels(tx, node)
+    if node.dependents and node.outcome is not Outcome.SUCCEEDED:
+        for name in node.dependents:
+            dependent = tx.state.nodes[name]
+            if dependent.state is NodeState.DEPENDING:
+                end_blocked(tx, dependent, node)
+    if not node.detached:
+        parent = tx.state.nodes[node.parent_id]
+        # Most parents have more live children: no call for each of them.
+        if not parent.live_children:
+            settle(tx, parent)
+
+
+def _close_cancels(tx: Transaction, node: Node) -> None:
+    for request_id in list(tx.state.open_cancels.get(node.id, ())):
+        cancel = tx.state.cancels[request_id]
+        tx.emit(
+            CancelQuiet(
+                node_id=node.id,
+                turn_id=node.turn_id,
+                at=tx.now,
+                request_id=request_id,
+                seconds=max(0.0, tx.now - cancel.at),
+            )
+        )
+        tx.effects.quiet.append(request_id)
+
+
+def _settle_turn(tx: Transaction, node: Node) -> None:
+    if not node.report:
+        never_started = node.started_at is None and node.cause is not None
+        if not never_started:
+            return
+    error_type, error = node.error_type, node.error
+    cause = node.cause
+    if node.report == "returned" and node.report_before_cancel:
+        outcome, cause = Outcome.SUCCEEDED, None
+    elif node.report == "raised" and node.report_before_cancel:
+        outcome, cause = Outcome.FAILED, None
+    elif cause is not None:
+        outcome = _stopped(node)
+    elif node.report == "follow":
+        bad = node.bad_children
+        outcome = Outcome.FAILED if bad else Outcome.SUCCEEDED
+        if bad:
+            error = f"{bad} of {node.child_count} runs did not succeed"
+    elif node.report == "lost":
+        outcome = Outcome.LOST
+    else:
+        outcome = Outcome.FAILED
+    tx.emit(
+        TurnEnded(
+            node_id=node.id,
+            turn_id=node.turn_id,
+            at=tx.now,
+            outcome=outcome,
+            cause=cause,
+            error_type=error_type,
+            error=error,
+        )
+    )
+    tx.effects.ended.append(node.id)
+    _close_cancels(tx, node)
+    start_turns(tx, node.session_id)
+
+
+def start_turns(tx: Transaction, session_id: str) -> None:
+    """Make the next turn of a session active if none is."""
+    session = tx.state.sessions.get(session_id)
+    if session is None or session.active or not session.queue:
+        return
+    turn_id = session.queue[0]
+    tx.emit(TurnStarted(node_id=turn_id, turn_id=turn_id, at=tx.now))
+    tx.effects.turn_started.append(turn_id)

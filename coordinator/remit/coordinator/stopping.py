@@ -1,0 +1,323 @@
+"""Cancels, deadlines, escalation: how a tree is stopped.
+
+**Rules**
+
+1. `CancelRequested` marks the whole attached subtree in one step. In the same
+   step everything that has not begun ends, so nothing below starts afterwards.
+2. One order goes to each host that has live runs below, whatever their number.
+3. The first cause of a node stays. A repeated cancel is acknowledged; with
+   `kill` it shortens the grace.
+4. After the grace: a dedicated host is killed; a shared host whose runs are all
+   being stopped is killed too; otherwise it is drained and the run that will not
+   stop ends `unconfirmed`.
+"""
+
+from __future__ import annotations
+
+from remit.coordinator.settling import settle, settle_report
+from remit.coordinator.state import HostState, Node, Pool
+from remit.coordinator.transaction import Transaction
+from remit.core.cause import Cause, CauseKind
+from remit.core.events import (
+    AttemptExpired,
+    CancelRequested,
+    CoordinatorStopping,
+    HostDraining,
+    KillRequested,
+    RunEscalated,
+    TurnSettling,
+)
+from remit.core.messages import CancelAnswer, CancelOrder, CancelRequest, ReportEnded
+
+__all__ = [
+    "cancel",
+    "cancel_children",
+    "cancel_node",
+    "client_gone",
+    "escalate",
+    "expire",
+    "expire_attempt",
+    "stop_everything",
+]
+
+
+def cancel(tx: Transaction, request: CancelRequest) -> CancelAnswer:
+    """Decide a cancel request from outside; sent twice, it is carried out once."""
+    known = tx.state.cancels.get(request.request_id)
+    if known is not None:
+        node = tx.state.nodes.get(known.target)
+        cause = node.cause if node is not None else None
+        return CancelAnswer(request.request_id, known.target, True, known.live, cause=cause)
+    targets = _targets(tx, request)
+    if not targets:
+        what = f"session {request.target!r}" if not _is_node_id(request.target) else request.target
+        return CancelAnswer(
+            request.request_id, request.target, False, message=f"no active turn in {what}"
+        )
+    answers = [_cancel_one(tx, request, node) for node in targets]
+    accepted = [answer for answer in answers if answer.accepted]
+    if len(answers) == 1:
+        return answers[0]
+    return CancelAnswer(
+        request.request_id,
+        request.target,
+        bool(accepted),
+        sum(answer.live for answer in accepted),
+        cause=accepted[0].cause if accepted else None,
+        nodes=tuple(name for answer in answers for name in answer.nodes),
+    )
+
+
+def _is_node_id(text: str) -> bool:
+    return text.startswith(("run_", "turn_"))
+
+
+def _targets(tx: Transaction, request: CancelRequest) -> list[Node]:
+    """Return the nodes that a request means; a foreign user's are not found."""
+    if _is_node_id(request.target):
+        node = tx.node(request.target)
+        found = [node] if node is not None else []
+    else:
+        session = tx.state.sessions.get(request.target)
+        names = [] if session is None else [session.active, *session.queue]
+        found = [tx.state.nodes[name] for name in names if name]
+    return [n for n in found if not (request.user and n.user and n.user != request.user)]
+
+
+def _cancel_one(tx: Transaction, request: CancelRequest, node: Node) -> CancelAnswer:
+    if node.is_ended:
+        return CancelAnswer(
+            request.request_id,
+            node.id,
+            False,
+            already=node.outcome,
+            cause=node.cause,
+            message=f"{node.id} has already ended: {node.outcome}",
+        )
+    live = [n for n in tx.state.subtree(node) if not n.is_ended]
+    runs = sum(not n.is_turn for n in live)
+    names = tuple(n.id for n in live) if request.dry_run else ()
+    if request.dry_run:
+        return CancelAnswer(request.request_id, node.id, True, runs, cause=node.cause, nodes=names)
+    if node.cause is None:
+        cause = Cause(
+            request.kind,
+            origin=node.id,
+            actor=request.actor or request.user,
+            surface=request.surface,
+            request_id=request.request_id,
+            at_unix_ms=int(tx.now * 1000),
+            reason=request.reason,
+        )
+        grace_s = node.grace_s if request.grace_s is None else request.grace_s
+        cancel_node(tx, node, cause, grace_s=grace_s, kill=request.kill)
+    elif request.kill and not node.kill:
+        _kill(tx, node, request.request_id)
+    return CancelAnswer(request.request_id, node.id, True, runs, cause=node.cause)
+
+
+def cancel_node(
+    tx: Transaction, node: Node, cause: Cause, *, grace_s: float | None = None, kill: bool = False
+) -> None:
+    """Accept a cancel of a live node: mark its subtree, end what never began, order the rest."""
+    if node.is_ended or node.cause is not None:
+        return
+    grace = node.grace_s if grace_s is None else grace_s
+    affected = [n for n in tx.state.subtree(node) if n.cause is None]
+    live = sum(not n.is_turn for n in affected)
+    request_id = cause.request_id or tx.ids.request()
+    tx.emit(
+        CancelRequested(
+            node_id=node.id,
+            turn_id=node.turn_id,
+            at=tx.now,
+            cause=cause,
+            request_id=request_id,
+            grace_s=grace,
+            kill=kill,
+            live=live,
+        )
+    )
+    if node.is_turn:
+        tx.effects.turn_cancelled.append(node.id)
+    _order_hosts(tx, node, affected, cause, kill=kill)
+    wait = min(grace, tx.settings.kill_grace_s) if kill else grace
+    tx.timers.add(tx.now + wait, "escalate", node.id)
+    # Leaves first, so that a parent that never began ends after its children.
+    for other in reversed(affected):
+        if not other.is_ended and not other.on_host and not other.live_children:
+            settle(tx, other)
+
+
+def _order_hosts(
+    tx: Transaction, node: Node, affected: list[Node], cause: Cause, *, kill: bool
+) -> None:
+    hosts = {n.host_id for n in affected if n.on_host}
+    order = CancelOrder(node.id, cause, kill)
+    for host_id in hosts:
+        tx.effects.cancels.setdefault(host_id, []).append(order)
+
+
+def _kill(tx: Transaction, node: Node, request_id: str) -> None:
+    tx.emit(
+        KillRequested(node_id=node.id, turn_id=node.turn_id, at=tx.now, request_id=request_id)
+    )
+    affected = tx.state.subtree(node)
+    if node.cause is not None:
+        _order_hosts(tx, node, affected, node.cause, kill=True)
+    tx.timers.add(tx.now + tx.settings.kill_grace_s, "escalate", node.id)
+
+
+def cancel_children(tx: Transaction, node: Node, kind: CauseKind, reason: str) -> None:
+    """Cancel the live children of a node whose own body is over."""
+    for name in list(node.live_children or ()):
+        child = tx.state.nodes[name]
+        cause = Cause(
+            kind,
+            origin=node.id,
+            actor="coordinator",
+            surface="coordinator",
+            at_unix_ms=int(tx.now * 1000),
+            reason=reason,
+        )
+        cancel_node(tx, child, cause)
+
+
+def expire(tx: Transaction, node: Node) -> None:
+    """Stop a node whose own deadline has passed."""
+    if node.is_ended or node.cause is not None or node.deadline_at is None:
+        return
+    cause = Cause(
+        CauseKind.DEADLINE,
+        origin=node.id,
+        actor="coordinator",
+        surface="coordinator",
+        at_unix_ms=int(tx.now * 1000),
+        reason=f"its deadline of {node.deadline_at - node.accepted_at:g} s has passed",
+    )
+    cancel_node(tx, node, cause)
+
+
+def expire_attempt(tx: Transaction, node: Node, attempt: int) -> None:
+    """Stop one attempt that took too long; the run may go on with another."""
+    if node.is_ended or node.cause is not None or not node.on_host or node.attempt != attempt:
+        return
+    cause = Cause(
+        CauseKind.ATTEMPT_TIMEOUT,
+        origin=node.id,
+        actor="coordinator",
+        surface="coordinator",
+        at_unix_ms=int(tx.now * 1000),
+        reason=f"attempt {attempt} took longer than {node.attempt_timeout_s:g} s",
+    )
+    tx.emit(
+        AttemptExpired(node_id=node.id, turn_id=node.turn_id, at=tx.now, attempt=attempt)
+    )
+    order = CancelOrder(node.id, cause, attempt=attempt)
+    tx.effects.cancels.setdefault(node.host_id, []).append(order)
+    cancel_children(tx, node, CauseKind.ATTEMPT_TIMEOUT, cause.reason)
+    tx.timers.add(tx.now + node.grace_s, "escalate_attempt", node.id, attempt)
+
+
+def escalate(tx: Transaction, node: Node, attempt: int | None = None) -> None:
+    """Use harder means on whatever below a node has outlived the grace."""
+    if node.is_ended:
+        return
+    if attempt is not None:
+        if node.on_host and node.attempt == attempt and node.cause is None:
+            _escalate_run(tx, node)
+        return
+    for other in reversed(tx.state.subtree(node)):
+        if other.is_ended:
+            continue
+        if other.is_turn:
+            _give_up_on_holder(tx, other)
+        elif other.on_host and other.cause is not None:
+            _escalate_run(tx, other)
+
+
+def _give_up_on_holder(tx: Transaction, turn: Node) -> None:
+    """End a cancelled turn whose holder has not said that its body is over."""
+    if turn.report or turn.cause is None:
+        return
+    tx.emit(
+        TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="unconfirmed")
+    )
+    settle(tx, turn)
+
+
+def _escalate_run(tx: Transaction, run: Node) -> None:
+    host = tx.state.hosts.get(run.host_id)
+    if host is None:
+        settle_report(tx, run, ReportEnded(run.id, run.attempt, "lost", before_cancel=False))
+        return
+    if host.killed:
+        return
+    alone = run.pool is Pool.DEDICATED or _all_being_stopped(tx, host)
+    step = "kill_host" if alone else "drain_host"
+    tx.emit(
+        RunEscalated(
+            node_id=run.id, turn_id=run.turn_id, at=tx.now, host_id=host.id, step=step
+        )
+    )
+    reason = f"{run.id} did not stop within its grace"
+    if alone:
+        # Its end is reported by the death of the host, not guessed here.
+        tx.emit(HostDraining(node_id=host.id, turn_id="", at=tx.now, reason=reason, kill=True))
+        tx.effects.kill.append((host.id, reason))
+        return
+    if not host.draining:
+        tx.emit(HostDraining(node_id=host.id, turn_id="", at=tx.now, reason=reason))
+    settle_report(tx, run, ReportEnded(run.id, run.attempt, "stuck", before_cancel=False))
+
+
+def _all_being_stopped(tx: Transaction, host: HostState) -> bool:
+    """Tell whether killing a shared host would hit nothing that should live."""
+    now, nodes = tx.now, tx.state.nodes
+    return all(
+        nodes[name].cause is not None
+        and (nodes[name].kill or nodes[name].cancel_at + nodes[name].grace_s <= now + 1e-6)
+        for name in host.runs
+    )
+
+
+def client_gone(tx: Transaction, client_id: str, reason: str) -> None:
+    """Cancel the turns that a vanished client held, unless they were told to go on."""
+    for turn in list(tx.state.turns.values()):
+        if turn.client_id != client_id or turn.is_ended:
+            continue
+        if turn.on_disconnect == "cancel":
+            cause = Cause(
+                CauseKind.PARENT_LOST,
+                origin=turn.id,
+                actor=client_id,
+                surface="coordinator",
+                at_unix_ms=int(tx.now * 1000),
+                reason=reason,
+            )
+            cancel_node(tx, turn, cause)
+            _give_up_on_holder(tx, turn)
+        elif not turn.report:
+            tx.emit(
+                TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="follow")
+            )
+            settle(tx, turn)
+
+
+def stop_everything(tx: Transaction, reason: str) -> None:
+    """Take no new turns and cancel all that live."""
+    if not tx.state.stopping:
+        tx.emit(CoordinatorStopping(node_id="", turn_id="", at=tx.now, reason=reason))
+    roots = [n for n in tx.state.nodes.values() if n.is_turn or n.detached]
+    for node in roots:
+        if node.is_ended:
+            continue
+        cause = Cause(
+            CauseKind.SHUTDOWN,
+            origin=node.id,
+            actor="coordinator",
+            surface="coordinator",
+            at_unix_ms=int(tx.now * 1000),
+            reason=reason,
+        )
+        cancel_node(tx, node, cause)

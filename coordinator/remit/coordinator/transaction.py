@@ -1,0 +1,154 @@
+"""One decision under way: the state, the time, what was decided so far, what follows from it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+
+from remit.coordinator.evolve import evolve
+from remit.coordinator.state import Node, Pool, ProcessState, WorkspaceState
+from remit.core.events import Event
+from remit.core.ids import IdFactory
+from remit.core.messages import CancelOrder
+
+__all__ = ["Effects", "Settings", "Timer", "Timers", "Transaction"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Numbers of a workspace; see `Limits` for what users may narrow."""
+
+    max_depth: int = 3
+    max_shared: int = 256
+    max_dedicated: int = 4
+    max_children: int | None = None
+    max_result_bytes: int = 16 * 1024 * 1024
+    max_shared_hosts: int = 2
+    """Hosts that share the runs of one code environment: one a CPU is plenty."""
+    grow_at: int = 512
+    """Runs on the least loaded shared host before another one is asked for."""
+    warm_hosts: int = 1
+    """Hosts kept ready and not bound to any code yet."""
+    max_starting: int = 4
+    """Hosts asked for at once; each costs a second of CPU and 55 to 140 MB."""
+    idle_host_s: float = 60.0
+    """A bound host without runs for this long is let go."""
+    kill_grace_s: float = 0.5
+    """Grace of a cancel with `kill`: time for the report of what was killed."""
+    keep_ended_turns: int = 200
+    """Ended turns kept in memory; older ones are read from the journal."""
+
+    def capacity(self, pool: Pool) -> int:
+        """Return the number of slots of a pool."""
+        return self.max_shared if pool is Pool.SHARED else self.max_dedicated
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timer:
+    """Something that is due at a point in time."""
+
+    due: float
+    order: int
+    kind: str = field(compare=False)
+    node_id: str = field(compare=False)
+    number: int = field(compare=False, default=0)
+
+
+class Timers:
+    """Due times, earliest first. Stale ones are recognised when they fire."""
+
+    def __init__(self) -> None:
+        self._heap: list[Timer] = []
+        self._order = itertools.count()
+
+    def add(self, due: float, kind: str, node_id: str, number: int = 0) -> None:
+        """Remember to look at a node at that time."""
+        heapq.heappush(self._heap, Timer(due, next(self._order), kind, node_id, number))
+
+    def next_due(self) -> float | None:
+        """Return the earliest due time, in seconds since 1970, or None."""
+        return self._heap[0].due if self._heap else None
+
+    def pop_due(self, now: float) -> list[Timer]:
+        """Remove and return everything due, earliest first."""
+        found: list[Timer] = []
+        while self._heap and self._heap[0].due <= now:
+            found.append(heapq.heappop(self._heap))
+        return found
+
+
+@dataclass(slots=True)
+class Effects:
+    """What the shell must do once the events are durable; grouped by receiver."""
+
+    starts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Host id -> runs to begin there."""
+    cancels: dict[str, list[CancelOrder]] = field(default_factory=dict[str, list[CancelOrder]])
+    """Host id -> orders; one an accepted cancel, not one a run."""
+    resumes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Host id -> runs whose body may go on."""
+    wait_refusals: dict[str, list[tuple[str, int, str]]] = field(
+        default_factory=dict[str, list[tuple[str, int, str]]]
+    )
+    """Host id -> (run, wait, sentence) for waits that could never end."""
+    spawn: list[str] = field(default_factory=list[str])
+    """Hosts to start."""
+    kill: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """(host, reason) to end now."""
+    ended: list[str] = field(default_factory=list[str])
+    """Turns and runs that have their terminal event, children first."""
+    turn_started: list[str] = field(default_factory=list[str])
+    """Turns that became active."""
+    turn_cancelled: list[str] = field(default_factory=list[str])
+    """Turns whose holder must be told of a cancel."""
+    quiet: list[str] = field(default_factory=list[str])
+    """Cancel requests that became quiet."""
+    sweep: list[tuple[str, ProcessState]] = field(
+        default_factory=list[tuple[str, ProcessState]]
+    )
+    """(run, process) of hosts that died: to be ended by somebody else."""
+
+
+class Transaction:
+    """Collects events while a command is decided; each is applied at once.
+
+    Later decisions of the same command must see earlier ones (a slot that was
+    just taken is gone), so an event changes the state when it is emitted. If the
+    journal then refuses the events the coordinator must die: its state is ahead
+    of the truth.
+    """
+
+    __slots__ = ("draining", "effects", "ended", "events", "ids", "now", "payloads", "settings", "state", "timers")
+
+    def __init__(
+        self,
+        *,
+        state: WorkspaceState,
+        settings: Settings,
+        timers: Timers,
+        payloads: dict[str, bytes],
+        ids: IdFactory,
+        now: float,
+    ) -> None:
+        self.state = state
+        self.settings = settings
+        self.timers = timers
+        self.payloads = payloads
+        """Run id -> result or partial of a body, until its terminal event is written."""
+        self.ids = ids
+        self.now = now
+        self.events: list[tuple[Event, bytes | None]] = []
+        self.effects = Effects()
+        self.ended: deque[Node] = deque()
+        self.draining = False
+
+    def emit(self, event: Event, payload: bytes | None = None) -> None:
+        """Record an event and apply it."""
+        evolve(self.state, event)
+        self.events.append((event, payload))
+
+    def node(self, node_id: str) -> Node | None:
+        """Return a turn or run, or None where it is not known."""
+        return self.state.nodes.get(node_id)

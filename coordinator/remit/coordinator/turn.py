@@ -1,0 +1,230 @@
+"""A turn, as its parent agent holds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+
+from remit.agents.client import ClientSession
+from remit.agents.delegation import Delegator
+from remit.core.cause import Cause, CauseKind
+from remit.core.errors import InternalError, RemitError, TurnCancelled
+from remit.core.messages import (
+    EndedNotice,
+    FinishTurn,
+    Notice,
+    OpenTurn,
+    TurnCancelledNotice,
+    TurnStartedNotice,
+)
+from remit.core.outcome import Outcome
+from remit.core.scope import TaskScope
+from remit.core.signal import CancelSignal
+
+__all__ = ["Turn", "TurnHolder"]
+
+
+class TurnHolder(Delegator):
+    """A turn without a task around it: what the asynchronous and the blocking form share."""
+
+    def __init__(self, session: ClientSession, request: OpenTurn) -> None:
+        super().__init__(
+            session=session,
+            node_id=request.turn_id,
+            turn_id=request.turn_id,
+            attempt=0,
+            signal=CancelSignal(name=request.turn_id),
+        )
+        self._request = request
+        self._ended: EndedNotice | None = None
+        self._started = False
+        self._lost: RemitError | None = None
+        self._wakers: list[Callable[[], None]] = []
+
+    def _connect(self) -> ClientSession:
+        raise InternalError("a turn always has a connection")
+
+    @property
+    def id(self) -> str:
+        """`turn_...`."""
+        return self._node_id
+
+    @property
+    def name(self) -> str:
+        """Name that the caller gave; may be empty."""
+        return self._request.name
+
+    @property
+    def session_id(self) -> str:
+        """The session that this turn belongs to."""
+        return self._request.session_id
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended, or None while it has not."""
+        return None if self._ended is None else self._ended.outcome
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it was cancelled, or None."""
+        return self._signal.cause
+
+    # -- notices (poll thread) -----------------------------------------------------
+
+    def notice(self, notice: Notice) -> None:
+        """Take a notice about this turn (called by the session)."""
+        if isinstance(notice, TurnCancelledNotice):
+            self._signal.set(notice.cause)
+        elif isinstance(notice, TurnStartedNotice):
+            self._started = True
+            self._wake()
+        else:
+            if notice.cause is not None and notice.outcome is not Outcome.SUCCEEDED:
+                self._signal.set(notice.cause)
+            self._ended = notice
+            self._wake()
+
+    def lost_contact(self, error: RemitError) -> None:
+        """Take note that nothing more will be heard (called by the session)."""
+        self._lost = error
+        self._signal.set(
+            Cause(CauseKind.PARENT_LOST, self._node_id, surface="client", reason=str(error))
+        )
+        self._wake()
+
+    def _wake(self) -> None:
+        for waker in list(self._wakers):
+            waker()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that a notice brings."""
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        self._wakers.append(wake)
+        try:
+            while not condition():
+                if self._lost is not None:
+                    raise self._lost
+                await changed.wait()
+                changed.clear()
+        finally:
+            self._wakers.remove(wake)
+
+    # -- life ----------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Open the turn and wait until it is the active one of its session.
+
+        Raises:
+            SessionBusy, CoordinatorClosing, InvalidArgument: it was refused.
+            TurnCancelled: it was cancelled while it waited for its session.
+        """
+        self.session.track(self._node_id, self)
+        opened = False
+        try:
+            await self.session.request("open_turn", self._request)
+            await self._watched(self._until(lambda: self._started or self._ended is not None))
+            self._signal.raise_if_set()
+            opened = True
+        finally:
+            if not opened and self._ended is None and not self._signal.is_set:
+                self.session.untrack(self._node_id)
+
+    async def finish(self, report: str, error: BaseException | None = None) -> None:
+        """Say how the body ended and wait until everything below has ended too.
+
+        Watches no signal: this is how a turn sees its own cancel through.
+        """
+        request = FinishTurn(
+            self._node_id,
+            report,
+            error_type=type(error).__name__ if error is not None else "",
+            error=str(error)[:4096] if error is not None else "",
+        )
+        await self.session.request("finish_turn", request)
+        await self._until(lambda: self._ended is not None)
+
+
+class Turn(TurnHolder):
+    """One piece of foreground work of a parent agent: `async with coordinator.turn(...)`.
+
+    Leaving the block waits for everything that was delegated in it. When the turn
+    is cancelled, from wherever, every wait in the block raises, the block's task is
+    cancelled at its awaits, and the block ends with `TurnCancelled`. An exception in
+    the block cancels what still runs below (`parent_failed`).
+    """
+
+    def __init__(self, session: ClientSession, request: OpenTurn) -> None:
+        super().__init__(session, request)
+        self._scope: TaskScope | None = None
+
+    async def __aenter__(self) -> Turn:
+        """Open the turn; see `TurnHolder.begin`."""
+        await self.begin()
+        self._scope = TaskScope(self._signal)
+        self._scope.enter()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Report the body's end, wait for what is below, and raise if it was cancelled."""
+        assert self._scope is not None
+        verdict = self._scope.exit(error)
+        was_set = self._signal.is_set
+        foreign = error is not None and verdict.is_foreign
+        report = _report(error, was_set=was_set)
+        closing = asyncio.ensure_future(self.finish(report, error))
+        interrupted = await self._see_through(closing)
+        if foreign:
+            return False
+        if interrupted is not None:
+            raise interrupted
+        if self._signal.is_set and _is_cancel(error, was_set, self.outcome):
+            raise TurnCancelled(self._signal.cause, node_id=self._node_id) from None
+        return False
+
+    async def _see_through(
+        self, closing: asyncio.Future[None]
+    ) -> asyncio.CancelledError | None:
+        """Wait for the end of all that is below; a foreign cancel meanwhile stops it first."""
+        interrupted: asyncio.CancelledError | None = None
+        while not closing.done():
+            try:
+                await asyncio.wait([closing])
+            except asyncio.CancelledError as error:
+                interrupted = error
+                cancelling = asyncio.ensure_future(self.cancel("its holder was cancelled"))
+                await asyncio.wait([cancelling], timeout=5.0)
+        closing.result()
+        return interrupted
+
+
+def _report(error: BaseException | None, *, was_set: bool) -> str:
+    """Return the word for how a turn's body ended."""
+    if error is None:
+        return "returned"
+    if was_set:
+        return "cancelled"
+    return "raised"
+
+
+def _is_cancel(error: BaseException | None, was_set: bool, outcome: Outcome | None) -> bool:
+    """Tell whether the block must end with `TurnCancelled`.
+
+    An ordinary exception from before the cancel stays what it is.
+    """
+    if outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
+        return error is None or was_set or isinstance(error, (asyncio.CancelledError, TurnCancelled))
+    return was_set and isinstance(error, (asyncio.CancelledError, TurnCancelled))
+
+

@@ -1,0 +1,420 @@
+"""Journal events: immutable records in the past tense, one class for each kind.
+
+An event names the turn or run it is about (`node_id`), the turn whose tree that
+is in (`turn_id`) and when it happened; everything else is its own. Fields that
+have their default value are left out of the journal, so that a field can be
+added without touching what is already written.
+
+**Invariants**
+
+1. An event holds values only: texts, numbers, `Cause`, tuples of texts.
+2. `terminal` kinds (`TurnEnded`, `RunEnded`) come once for each node, and last.
+3. `decode(encode(event)) == event` for every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar
+
+from remit.core.cause import Cause
+from remit.core.errors import JournalError
+from remit.core.outcome import Outcome
+
+__all__ = [
+    "AttemptEnded",
+    "AttemptExpired",
+    "CancelQuiet",
+    "CancelRequested",
+    "CoordinatorStarted",
+    "CoordinatorStopping",
+    "DelegationRefused",
+    "EffectUncertain",
+    "Event",
+    "HostBecameReady",
+    "HostDraining",
+    "HostGone",
+    "HostRequested",
+    "KillRequested",
+    "ProcessEnded",
+    "ProcessStarted",
+    "RunAccepted",
+    "RunEnded",
+    "RunEscalated",
+    "RunProgressed",
+    "RunResumed",
+    "RunSettling",
+    "RunStarted",
+    "RunWaiting",
+    "TurnAccepted",
+    "TurnEnded",
+    "TurnSettling",
+    "TurnStarted",
+    "decode_event",
+    "encode_event",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What all events share."""
+
+    kind: ClassVar[str] = ""
+    terminal: ClassVar[bool] = False
+
+    node_id: str
+    """The turn or run this is about; the empty text for the coordinator itself."""
+    turn_id: str
+    """The turn whose tree this is in; the empty text for the coordinator itself."""
+    at: float
+    """Coordinator time, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStarted(Event):
+    """A coordinator opened this workspace; what an earlier one left is settled after this."""
+
+    kind: ClassVar[str] = "coordinator_started"
+    epoch: int = 0
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStopping(Event):
+    """No new turn is taken from here on."""
+
+    kind: ClassVar[str] = "coordinator_stopping"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAccepted(Event):
+    """A turn exists and can be cancelled; it waits if its session is busy."""
+
+    kind: ClassVar[str] = "turn_accepted"
+    session_id: str = ""
+    name: str = ""
+    user: str = ""
+    client_id: str = ""
+    surface: str = ""
+    on_disconnect: str = "cancel"
+    deadline_at: float | None = None
+    grace_s: float = 5.0
+    max_depth: int | None = None
+    max_children: int | None = None
+    max_concurrent: int | None = None
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted(Event):
+    """The turn is the active one of its session."""
+
+    kind: ClassVar[str] = "turn_started"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSettling(Event):
+    """The turn's body has ended; its runs have not all ended yet."""
+
+    kind: ClassVar[str] = "turn_settling"
+    report: str = "returned"
+    error_type: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded(Event):
+    """The one terminal event of a turn."""
+
+    kind: ClassVar[str] = "turn_ended"
+    terminal: ClassVar[bool] = True
+    outcome: Outcome = Outcome.SUCCEEDED
+    cause: Cause | None = None
+    error_type: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAccepted(Event):
+    """A delegation was taken on; from here on exactly one `RunEnded` will follow."""
+
+    kind: ClassVar[str] = "run_accepted"
+    parent_id: str = ""
+    agent: str = ""
+    name: str = ""
+    depth: int = 1
+    client_id: str = ""
+    pool: str = "shared"
+    env_key: str = ""
+    resources_key: str = ""
+    after: tuple[str, ...] = ()
+    deadline_at: float | None = None
+    retries: int = 0
+    retry_delay_s: float = 0.0
+    attempt_timeout_s: float | None = None
+    detached: bool = False
+    grace_s: float = 5.0
+    max_depth: int | None = None
+    max_children: int | None = None
+    max_concurrent: int | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationRefused(Event):
+    """A delegation was asked for and not taken on; no run of these ids will exist."""
+
+    kind: ClassVar[str] = "delegation_refused"
+    code: str = ""
+    reason: str = ""
+    run_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
+    """An attempt was handed to a host and holds a slot."""
+
+    kind: ClassVar[str] = "run_started"
+    attempt: int = 1
+    host_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunWaiting(Event):
+    """The body waits for other runs and has given up its slot."""
+
+    kind: ClassVar[str] = "run_waiting"
+    on: tuple[str, ...] = ()
+    what: str = "children"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed(Event):
+    """The body's wait is over and it holds a slot again."""
+
+    kind: ClassVar[str] = "run_resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgressed(Event):
+    """The body handed over a partial result; the latest one is kept."""
+
+    kind: ClassVar[str] = "run_progressed"
+    preview: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettling(Event):
+    """The body has ended; runs that it delegated have not all ended yet."""
+
+    kind: ClassVar[str] = "run_settling"
+    attempt: int = 1
+    report: str = "returned"
+    before_cancel: bool = True
+    error_type: str = ""
+    error: str = ""
+    error_code: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptExpired(Event):
+    """An attempt took longer than it may and was told to stop; the run is not cancelled."""
+
+    kind: ClassVar[str] = "attempt_expired"
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded(Event):
+    """An attempt is over and the run goes on with another."""
+
+    kind: ClassVar[str] = "attempt_ended"
+    attempt: int = 1
+    report: str = "raised"
+    error_type: str = ""
+    error: str = ""
+    retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarted(Event):
+    """A run started a tool process."""
+
+    kind: ClassVar[str] = "process_started"
+    pid: int = 0
+    start_time: float = 0.0
+    machine: str = ""
+    program: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded(Event):
+    """A tool process and everything below it is gone, or what is left is named."""
+
+    kind: ClassVar[str] = "process_ended"
+    pid: int = 0
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped: bool = False
+    escalated: bool = False
+    survivors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EffectUncertain(Event):
+    """Something had been dispatched and its end is not known."""
+
+    kind: ClassVar[str] = "effect_uncertain"
+    reason: str = ""
+    in_flight: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunEscalated(Event):
+    """A run did not stop within its grace; harder means were used."""
+
+    kind: ClassVar[str] = "run_escalated"
+    host_id: str = ""
+    step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded(Event):
+    """The one terminal event of a run."""
+
+    kind: ClassVar[str] = "run_ended"
+    terminal: ClassVar[bool] = True
+    outcome: Outcome = Outcome.SUCCEEDED
+    cause: Cause | None = None
+    error_type: str = ""
+    error: str = ""
+    error_code: str = ""
+    traceback: str = ""
+    attempt: int = 0
+    unconfirmed: bool = False
+    salvage: bool = False
+    blocked_by: str = ""
+    preview: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested(Event):
+    """A cancel was accepted: from here on nothing below `node_id` starts."""
+
+    kind: ClassVar[str] = "cancel_requested"
+    cause: Cause | None = None
+    request_id: str = ""
+    grace_s: float = 5.0
+    kill: bool = False
+    live: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KillRequested(Event):
+    """A cancel under way was asked to skip its grace."""
+
+    kind: ClassVar[str] = "kill_requested"
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelQuiet(Event):
+    """Nothing below the cancelled node runs any more."""
+
+    kind: ClassVar[str] = "cancel_quiet"
+    request_id: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostRequested(Event):
+    """An agent host was asked for; `host_id` is in `node_id`."""
+
+    kind: ClassVar[str] = "host_requested"
+    resources_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostBecameReady(Event):
+    """An agent host answers."""
+
+    kind: ClassVar[str] = "host_ready"
+    pid: int = 0
+    machine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostDraining(Event):
+    """A host takes no more runs; it ends when the ones it has are over, or is killed now."""
+
+    kind: ClassVar[str] = "host_draining"
+    reason: str = ""
+    kill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostGone(Event):
+    """A host is no longer there."""
+
+    kind: ClassVar[str] = "host_gone"
+    reason: str = ""
+    expected: bool = False
+
+
+_COMMON = ("node_id", "turn_id", "at")
+
+
+def _all_kinds() -> dict[str, type[Event]]:
+    # By name, not by `__subclasses__`: `slots=True` makes each class twice.
+    found = (globals().get(name) for name in __all__)
+    return {cls.kind: cls for cls in found if isinstance(cls, type) and cls is not Event}
+
+
+_KINDS: dict[str, type[Event]] = _all_kinds()
+_OWN_FIELDS: dict[type[Event], tuple[tuple[str, Any], ...]] = {
+    cls: tuple(
+        (field.name, None if field.default is MISSING else field.default)
+        for field in fields(cls)
+        if field.name not in _COMMON
+    )
+    for cls in _KINDS.values()
+}
+
+
+def encode_event(event: Event) -> dict[str, Any]:
+    """Return an event's own fields as a mapping for JSON; defaults are left out."""
+    data: dict[str, Any] = {}
+    for name, default in _OWN_FIELDS[type(event)]:
+        value = getattr(event, name)
+        if value != default:
+            data[name] = value.to_dict() if name == "cause" else value
+    data["at"] = event.at
+    return data
+
+
+def decode_event(kind: str, node_id: str, turn_id: str, data: Mapping[str, Any]) -> Event:
+    """Return the event that `encode_event` wrote.
+
+    Raises:
+        JournalError: the kind is not known to this version.
+    """
+    cls = _KINDS.get(kind)
+    if cls is None:
+        raise JournalError(
+            f"the journal holds an event of kind {kind!r}, which this version does not know; "
+            "read it with the version that wrote it, or a newer one"
+        )
+    values = dict(data)
+    if values.get("cause") is not None:
+        values["cause"] = Cause.from_dict(values["cause"])
+    if "outcome" in values:
+        values["outcome"] = Outcome(values["outcome"])
+    elif "outcome" in cls.__dataclass_fields__:
+        values["outcome"] = Outcome.SUCCEEDED
+    for name, default in _OWN_FIELDS[cls]:
+        if isinstance(default, tuple) and name in values:
+            values[name] = tuple(values[name])
+    return cls(node_id=node_id, turn_id=turn_id, **values)

@@ -1,0 +1,365 @@
+"""What clients, hosts and the coordinator say to each other.
+
+Every request can be sent again: turns, runs and cancels carry ids that the sender
+made, and the second copy changes nothing. Messages travel pickled, as bytes;
+what belongs to users (arguments, results, agents) is pickled once at the edge and
+passed through as bytes that nobody in between opens.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from remit.core.cause import Cause, CauseKind
+from remit.core.limits import Limits
+from remit.core.outcome import Outcome
+
+__all__ = [
+    "CancelAnswer",
+    "CancelOrder",
+    "CancelRequest",
+    "CancelSummary",
+    "ClientOpened",
+    "DelegateRequest",
+    "EndedNotice",
+    "FinishTurn",
+    "OpenClient",
+    "OpenTurn",
+    "PollReply",
+    "ReportBatch",
+    "ReportEnded",
+    "ReportProcess",
+    "ReportProgress",
+    "ReportResume",
+    "ReportWaiting",
+    "ResumeOrder",
+    "RunRequest",
+    "StartBatch",
+    "StartItem",
+    "TurnCancelledNotice",
+    "TurnStartedNotice",
+    "WaitRefused",
+    "dumps",
+    "loads",
+]
+
+
+def dumps(message: object) -> bytes:
+    """Return a message as bytes."""
+    return pickle.dumps(message, protocol=5)
+
+
+def loads(blob: bytes) -> Any:
+    """Return the message that `dumps` wrote. Only for bytes from our own cluster."""
+    return pickle.loads(blob)  # the cluster is one trust domain
+
+
+@dataclass(frozen=True, slots=True)
+class OpenClient:
+    """A process says that it is there."""
+
+    client_id: str
+    surface: str = "python"
+    grace_s: float = 10.0
+    host_id: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOpened:
+    """What a client needs to know of the coordinator."""
+
+    epoch: int
+    poll_s: float
+    workspace: str
+    max_result_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """Start a turn."""
+
+    turn_id: str
+    client_id: str
+    session_id: str
+    name: str = ""
+    user: str = ""
+    surface: str = "python"
+    on_disconnect: str = "cancel"
+    busy: str = "reject"
+    deadline_s: float | None = None
+    grace_s: float = 5.0
+    limits: Limits | None = None
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishTurn:
+    """A turn's body has ended.
+
+    `report` is `returned`, `raised`, `cancelled`, or `follow` for a turn whose
+    outcome follows its runs: any run that did not succeed makes it failed.
+    """
+
+    turn_id: str
+    report: str = "returned"
+    error_type: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One run of a delegation."""
+
+    run_id: str
+    agent_key: str
+    agent_name: str
+    name: str = ""
+    arguments: bytes = b""
+    preview: str = ""
+    pool: str = "shared"
+    resources_key: str = ""
+    after: tuple[str, ...] = ()
+    deadline_s: float | None = None
+    retries: int = 0
+    retry_delay_s: float = 0.0
+    attempt_timeout_s: float | None = None
+    detached: bool = False
+    grace_s: float | None = None
+    limits: Limits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateRequest:
+    """Several runs of one parent, taken on all together or not at all."""
+
+    parent_id: str
+    parent_attempt: int
+    client_id: str
+    env_key: str
+    env: bytes
+    agents: Mapping[str, bytes]
+    runs: tuple[RunRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """Stop a turn, a run or a session's active turns."""
+
+    request_id: str
+    target: str
+    kind: CauseKind = CauseKind.USER_INTERRUPT
+    reason: str = ""
+    actor: str = ""
+    surface: str = "python"
+    user: str = ""
+    kill: bool = False
+    grace_s: float | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAnswer:
+    """What is true when a cancel request returns; never that it has stopped."""
+
+    request_id: str
+    target: str
+    accepted: bool
+    live: int = 0
+    already: Outcome | None = None
+    cause: Cause | None = None
+    message: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSummary:
+    """What a cancel did, once nothing below its target runs."""
+
+    quiet: bool
+    seconds_to_quiet: float | None
+    runs: Mapping[str, int]
+    processes_stopped: int
+    processes_left: tuple[str, ...]
+    effects_uncertain: int
+    unconfirmed: tuple[str, ...]
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEnded:
+    """A host says how an attempt's body ended."""
+
+    run_id: str
+    attempt: int
+    report: str
+    before_cancel: bool = True
+    error_type: str = ""
+    error: str = ""
+    error_code: str = ""
+    traceback: str = ""
+    payload: bytes | None = None
+    preview: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWaiting:
+    """A body waits for other runs and gives up its slot."""
+
+    run_id: str
+    attempt: int
+    wait_id: int
+    on: tuple[str, ...]
+    what: str = "children"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResume:
+    """A body's wait is over and it wants its slot back."""
+
+    run_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportProgress:
+    """A body hands over a partial result."""
+
+    run_id: str
+    attempt: int
+    preview: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReportProcess:
+    """A body started a tool process (`ended` false), or the process is over."""
+
+    run_id: str
+    attempt: int
+    pid: int
+    start_time: float
+    machine: str
+    program: str
+    ended: bool = False
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped: bool = False
+    escalated: bool = False
+    survivors: tuple[str, ...] = ()
+
+
+Report = ReportEnded | ReportWaiting | ReportResume | ReportProgress | ReportProcess
+
+
+@dataclass(frozen=True, slots=True)
+class ReportBatch:
+    """What a host has to say, in order; `seq` makes a repeated batch harmless."""
+
+    host_id: str
+    seq: int
+    items: tuple[Report, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartItem:
+    """One attempt for a host to begin."""
+
+    run_id: str
+    attempt: int
+    turn_id: str
+    session_id: str
+    path: tuple[str, ...]
+    agent_key: str
+    name: str
+    depth: int
+    arguments: bytes
+    after: tuple[str, ...] = ()
+    after_names: tuple[str, ...] = ()
+    deadline_at: float | None = None
+    trace: str = ""
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartBatch:
+    """Attempts for one host, all of one code environment."""
+
+    env_key: str
+    env: bytes
+    agents: Mapping[str, bytes]
+    items: tuple[StartItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOrder:
+    """What a host must do about cancels: one order each, however many runs it hits."""
+
+    target: str
+    cause: Cause
+    kill: bool = False
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOrder:
+    """A body whose wait is over may go on: it holds a slot again."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitRefused:
+    """A wait of this body could never end; `cycle` names why."""
+
+    run_id: str
+    wait_id: int
+    cycle: str
+
+
+Order = CancelOrder | ResumeOrder | WaitRefused
+
+
+@dataclass(frozen=True, slots=True)
+class EndedNotice:
+    """A run or turn has its terminal event."""
+
+    node_id: str
+    outcome: Outcome
+    cause: Cause | None = None
+    error_type: str = ""
+    error: str = ""
+    error_code: str = ""
+    traceback: str = ""
+    payload: bytes | None = None
+    unconfirmed: bool = False
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStartedNotice:
+    """A turn is now the active one of its session."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCancelledNotice:
+    """A cancel of this turn was accepted."""
+
+    node_id: str
+    cause: Cause
+
+
+Notice = EndedNotice | TurnStartedNotice | TurnCancelledNotice
+
+
+@dataclass(frozen=True, slots=True)
+class PollReply:
+    """Answer of a long poll: notices since `ack`; send the new `seq` next time."""
+
+    seq: int
+    notices: tuple[Notice, ...] = field(default=())

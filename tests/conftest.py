@@ -1,0 +1,155 @@
+"""Settings and guards that hold for every test.
+
+**Guards**
+
+1. A test that leaves a thread, a child process, an open file or an asyncio
+   task behind fails, once it has had a moment to end them.
+2. The guards stand down while Ray is connected in this process: its threads
+   and sockets come and go by themselves. Tests that need Ray run last, so that
+   all others are guarded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.runners
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+RAY_TIMEOUT_S = 180
+"""Limit of one test on Ray: the first one also waits for the node to start."""
+
+SETTLE_S = 2.0
+"""How long a test's threads, processes and files may take to end after its body."""
+
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark by folder, give Ray tests their time, and let them run last in their shuffled order."""
+    here = Path(__file__).parent
+    for item in items:
+        top = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        if top == "ray":
+            item.add_marker(pytest.mark.ray)
+        if top == "faults":
+            item.add_marker(pytest.mark.faults)
+        if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
+    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run tests marked `anyio` on asyncio alone; nothing else is supported."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def project_root() -> Path:
+    """Return the folder that holds tests/ (and, in a checkout, the sources)."""
+    return Path(__file__).resolve().parent.parent
+
+
+def _ray_is_connected() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(getattr(ray, "is_initialized", lambda: False)())
+
+
+def _threads() -> dict[str, str]:
+    """Return the living threads; mapping of identity to name."""
+    return {str(id(thread)): thread.name for thread in threading.enumerate() if thread.is_alive()}
+
+
+def _children() -> dict[str, str]:
+    """Return direct child processes; mapping of pid to command. Empty where /proc cannot tell."""
+    found: dict[str, str] = {}
+    for listing in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids = listing.read_text().split()
+        except OSError:  # the thread ended between listing and reading
+            continue
+        for pid in pids:
+            try:
+                command = (
+                    Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                )
+            except OSError:
+                continue
+            # multiprocessing keeps one tracker for the life of the interpreter.
+            if "multiprocessing.resource_tracker" not in command:
+                found[pid] = command or "(ended, not waited for)"
+    return found
+
+
+def _files() -> dict[str, str]:
+    """Return open descriptors; mapping of number and target to target. Empty where /proc cannot tell."""
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    kept = getattr(getattr(tracker, "_resource_tracker", None), "_fd", None)
+    found: dict[str, str] = {}
+    for entry in Path("/proc/self/fd").glob("*"):
+        try:
+            target = os.readlink(entry)
+        except OSError:  # the descriptor of this very listing
+            continue
+        if entry.name != str(kept):
+            found[f"{entry.name} {target}"] = target
+    return found
+
+
+_KINDS = {"threads": _threads, "child processes": _children, "open files": _files}
+
+
+def _left_over(before: dict[str, dict[str, str]]) -> dict[str, list[str]]:
+    """Return what there is now and was not before, by kind; kinds with nothing new are absent.
+
+    A file counts only if there are more of them: a descriptor that was closed
+    and opened again has a new identity.
+    """
+    left: dict[str, list[str]] = {}
+    for kind, look in _KINDS.items():
+        now = look()
+        new = [f"{name} ({key.split()[0]})" for key, name in now.items() if key not in before[kind]]
+        if new and (kind != "open files" or len(now) > len(before[kind])):
+            left[kind] = new
+    return left
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail the test that leaves threads, child processes, open files or asyncio tasks."""
+    abandoned: list[str] = []
+    # asyncio.run() cancels what is still alive when the main coroutine ends, without a word; listen in there.
+    cancel_all = asyncio.runners._cancel_all_tasks  # type: ignore[attr-defined]
+
+    def listen(loop: asyncio.AbstractEventLoop) -> None:
+        abandoned.extend(repr(task) for task in asyncio.all_tasks(loop))
+        cancel_all(loop)
+
+    monkeypatch.setattr(asyncio.runners, "_cancel_all_tasks", listen)
+    before = {kind: look() for kind, look in _KINDS.items()}
+    yield
+    if _ray_is_connected():
+        return
+    left = _left_over(before)
+    limit = time.monotonic() + SETTLE_S
+    while left and time.monotonic() < limit:
+        gc.collect()
+        time.sleep(0.01)
+        left = _left_over(before)
+    if abandoned:
+        left["asyncio tasks"] = abandoned
+    if left:
+        told = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in left.items())
+        pytest.fail(f"left behind: {told}", pytrace=False)

@@ -1,0 +1,204 @@
+"""What a package re-exports is public, complete, documented and cheap to import."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import remit
+
+PACKAGES = sorted(
+    found.name
+    for part in remit.__path__
+    for found in pkgutil.iter_modules([part], "remit.")
+    if found.ispkg and (Path(part) / found.name.removeprefix("remit.") / "__init__.py").exists()
+)
+
+LIGHT_PACKAGES = [name for name in PACKAGES if name != "remit.cli"]
+"""The command line brings its own libraries; everything else must not."""
+
+HEAVY = ("ray", "pydantic", "typer", "rich", "yaml", "opentelemetry.sdk")
+
+
+def tree_of(package: str) -> ast.Module:
+    """Return the syntax tree of a package's __init__ file, without importing it."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.parse(Path(spec.origin).read_text(), spec.origin)
+
+
+def public_names() -> list[tuple[str, str]]:
+    """Return every (package, name) that the packages re-export, read from the text of `__all__`."""
+    return [
+        (package, name)
+        for package in PACKAGES
+        for node in tree_of(package).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for name in ast.literal_eval(node.value)
+    ]
+
+
+def sorting_key(name: str) -> tuple[int, list[int | str]]:
+    """Order as ruff does: constants, classes, the rest; numbers in names by value."""
+    kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
+    parts = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    return kind, [part for part in parts if part != ""]
+
+
+def test_packages_are_found() -> None:
+    assert "remit.core" in PACKAGES
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_init_only_re_exports(package: str) -> None:
+    for number, node in enumerate(tree_of(package).body):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())) if number == 0:
+                pass
+            case ast.ImportFrom(module=module) if module is not None and (
+                module == "__future__" or module.startswith(package + ".")
+            ):
+                pass
+            case ast.Assign(targets=[ast.Name(id="__all__")]):
+                pass
+            case _:
+                pytest.fail(f"{package}: line {node.lineno} is no re-export of the package's own modules")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_names_exactly_what_is_re_exported(package: str) -> None:
+    imported = {
+        alias.asname or alias.name
+        for node in tree_of(package).body
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    }
+    module = importlib.import_module(package)
+    assert set(module.__all__) == imported
+    assert not [name for name in module.__all__ if name.startswith("_")]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_is_sorted_and_without_doubles(package: str) -> None:
+    names: list[str] = importlib.import_module(package).__all__
+    assert names == sorted(set(names), key=sorting_key)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_says_what_it_is_for(package: str) -> None:
+    assert (importlib.import_module(package).__doc__ or "").strip()
+
+
+def undocumented_parts(owner: type[Any]) -> list[str]:
+    """Return the public methods, properties and fields of a class that have no docstring."""
+    missing: list[str] = []
+    for name, part in vars(owner).items():
+        if name.startswith("_"):
+            continue
+        plain = part.__func__ if isinstance(part, classmethod | staticmethod) else part
+        if (inspect.isfunction(plain) or isinstance(plain, property)) and not (plain.__doc__ or "").strip():
+            missing.append(name)
+    if dataclasses.is_dataclass(owner):
+        missing.extend(undocumented_fields(owner))
+    return missing
+
+
+def undocumented_fields(owner: type[Any]) -> list[str]:
+    """Return the public fields of a dataclass that no literal follows and no section of its docstring names."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    followed = {
+        node.target.id
+        for node, after in zip(tree.body, tree.body[1:], strict=False)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+        and isinstance(after.value.value, str)
+    }
+    text = owner.__doc__ or ""
+    own = [
+        node.target.id for node in tree.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    return [
+        name
+        for name in own
+        if not name.startswith("_") and name not in followed and not re.search(rf"^\s*{name}:", text, re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize(("package", "name"), public_names())
+def test_every_public_name_is_documented(package: str, name: str) -> None:
+    public = getattr(importlib.import_module(package), name)
+    if not (inspect.isclass(public) or inspect.isroutine(public)):
+        return  # a constant or an alias of a type; its module tells
+    assert (inspect.getdoc(public) or "").strip(), f"{name} has no docstring"
+    if inspect.isclass(public):
+        assert not undocumented_parts(public)
+
+
+@pytest.mark.parametrize(("package", "name"), public_names())
+def test_public_signatures_are_annotated_and_keyword_only_past_two(package: str, name: str) -> None:
+    public = getattr(importlib.import_module(package), name)
+    if not inspect.isfunction(public):
+        return
+    parameters = inspect.signature(public).parameters.values()
+    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters)
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    assert len(positional) <= 2, positional
+
+
+def test_import_is_cheap() -> None:
+    """Nothing heavy comes in with the library; opening a coordinator may load it later."""
+    script = f"""
+import importlib, json, sys
+brought = {{}}
+for package in {LIGHT_PACKAGES!r}:
+    importlib.import_module(package)
+    for heavy in {HEAVY!r}:
+        if heavy in sys.modules:
+            brought.setdefault(heavy, package)
+print(json.dumps(brought))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {}
+
+
+def test_every_module_can_be_imported_alone() -> None:
+    """A module that works only after another one was imported hides a cycle."""
+    script = """
+import importlib, pkgutil, sys
+import remit
+names = [
+    found.name
+    for found in pkgutil.walk_packages(remit.__path__, "remit.")
+    if not found.name.endswith(("__main__", "ray_engine"))
+]
+broken = []
+for name in names:
+    for loaded in [module for module in sys.modules if module.startswith("remit.")]:
+        del sys.modules[loaded]
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        broken.append(f"{name}: {error!r}")
+print("\\n".join(broken))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
