@@ -117,6 +117,11 @@ def _is_alive(pid: int) -> bool:
     return any(state not in "ZX" for state in states)
 
 
+def _mark(folder: Path, name: str = "") -> str:
+    """Return a mark that no other test, and no earlier run of the tests, has."""
+    return f"run_{folder}_{name}".replace("/", "_")
+
+
 def _left(mark: str) -> list[int]:
     """Return the living processes that carry a mark; an observer apart from the code under test."""
     needle = f"REMIT_RUN={mark}".encode()
@@ -149,13 +154,13 @@ def test_no_program_survives_its_cancel(tmp_path: Path) -> None:
     async def scenario() -> dict[str, CommandResult]:
         for name in TORTURES:
             (tmp_path / name).mkdir()
-        jobs = [_stop_when_ready(argv, tmp_path / name, f"run_{name}") for name, argv in TORTURES.items()]
+        jobs = [_stop_when_ready(argv, tmp_path / name, _mark(tmp_path, name)) for name, argv in TORTURES.items()]
         return dict(zip(TORTURES, await asyncio.gather(*jobs), strict=True))
 
     results = asyncio.run(scenario())
     for name, result in results.items():
         assert (name, result.outcome, result.survivors, result.denied) == (name, "cancelled", (), ())
-        assert (name, _left(f"run_{name}")) == (name, [])
+        assert (name, _left(_mark(tmp_path, name))) == (name, [])
         assert not any(_is_alive(pid) for pid in (result.pid, *result.leftovers_stopped)), name
     escalated = {name for name, result in results.items() if result.escalated}
     assert escalated == {
@@ -175,12 +180,12 @@ def test_a_grandchild_that_holds_the_output_does_not_hold_up_the_end(tmp_path: P
     script = f"(trap '' TERM HUP; {FOREVER}) & echo so far; exit 0"
     started = time.monotonic()
     result = asyncio.run(
-        run_command(["sh", "-c", script], signal=CancelSignal(), output_dir=tmp_path, mark="run_holder", grace_s=0.1)
+        run_command(["sh", "-c", script], signal=CancelSignal(), output_dir=tmp_path, mark=_mark(tmp_path), grace_s=0.1)
     )
     assert time.monotonic() - started < 30  # the grandchild would hold it for ever
     assert (result.outcome, result.exit_code, result.stdout.text) == ("exited", 0, "so far\n")
     assert result.escalated
-    assert _left("run_holder") == []
+    assert _left(_mark(tmp_path)) == []
 
 
 def test_a_stopped_program_gets_its_grace(tmp_path: Path) -> None:

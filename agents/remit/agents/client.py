@@ -23,6 +23,7 @@ from remit.agents.link import Link
 from remit.core.errors import CoordinatorUnavailable, NotFound, RemitError
 from remit.core.ids import IdFactory
 from remit.core.messages import (
+    PROTOCOL,
     ClientOpened,
     EndedNotice,
     Notice,
@@ -98,6 +99,11 @@ class ClientSession:
             CoordinatorUnavailable: nobody answers.
         """
         self.opened = self.request_blocking("open_client", self._open_request)
+        if self.opened.protocol != PROTOCOL:
+            raise CoordinatorUnavailable(
+                f"the running coordinator speaks protocol {self.opened.protocol} and this program "
+                f"{PROTOCOL}: stop it (remit down) so that the installed version starts"
+            )
         self._thread = threading.Thread(
             target=self._listen, name=f"remit-poll-{self.client_id[-6:]}", daemon=True
         )

@@ -230,7 +230,7 @@ class RunContext(Delegator):
             self.run_id,
             self.attempt,
             identity.pid,
-            identity.start_time,
+            identity.started,
             self._machine,
             program,
         )

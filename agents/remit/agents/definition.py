@@ -38,7 +38,9 @@ class AgentDefinition:
 
     def __post_init__(self) -> None:
         """Look like the function, so that editors and tracebacks name it."""
-        functools.update_wrapper(self, self.fn)
+        for attribute in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(self.fn, attribute):
+                object.__setattr__(self, attribute, getattr(self.fn, attribute))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, without delegating."""

@@ -27,6 +27,7 @@ from remit.core.messages import (
     Notice,
 )
 from remit.core.outcome import Outcome
+from remit.core.scope import shielded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -375,4 +376,9 @@ async def request_cancel(
         grace_s=grace_s,
         dry_run=dry_run,
     )
-    return receipt_of(session, await session.request("cancel", request))
+    # Whoever cancels the turn that it is in wants the receipt all the same.
+    async with shielded(_ANSWER_S):
+        return receipt_of(session, await session.request("cancel", request))
+
+
+_ANSWER_S = 10.0

@@ -184,8 +184,9 @@ def spawn(
     token = secrets.token_hex(8)
     environ = dict(os.environ if env is None else env)
     environ[RUN_VARIABLE] = mark
-    # Added to what is there: a command started from inside a command belongs to both.
-    environ[MARK_VARIABLE] = "/".join(filter(None, (environ.get(MARK_VARIABLE), token)))
+    # Added to what is there: a command started from inside a command belongs to both. The run's id
+    # finds all commands of a run, the token tells apart those that run side by side.
+    environ[MARK_VARIABLE] = "/".join(filter(None, (environ.get(MARK_VARIABLE), mark, token)))
     descriptors: list[int] = []
     try:
         output_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

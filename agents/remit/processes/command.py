@@ -129,7 +129,8 @@ async def run_command(
         signal: stops the program when set.
         output_dir: directory for the files `stdout` and `stderr`, made if
             missing; files that are there are appended to.
-        mark: id of the run, given to the program as `REMIT_RUN`.
+        mark: id of the run, given to the program as `REMIT_RUN`; also part of
+            `REMIT_PROCESS`, by which processes that broke away are found.
         cwd: working directory, or None for this process's.
         env: the whole environment, or None for this process's; marks are added.
         stdin: what the program reads, or None for nothing (`/dev/null`).
@@ -201,8 +202,8 @@ run_command_blocking = _blocking(run_command)
 def _check(argv: Sequence[str], mark: str, timeout_s: float | None, grace_s: float) -> None:
     if isinstance(argv, str) or not argv or not argv[0]:
         raise InvalidArgument("argv must be a list of texts whose first item names a program")
-    if not mark or "\0" in mark:
-        raise InvalidArgument("mark must be the id of a run, not an empty text")
+    if not mark or set(mark) & {"\0", "/"}:
+        raise InvalidArgument(f"mark must be the id of a run, without a slash, not {mark!r}")
     if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise InvalidArgument(f"timeout_s must be a number of seconds above 0, or None, not {timeout_s!r}")
     if not 0 <= grace_s < math.inf:

@@ -18,7 +18,7 @@ import psutil
 __all__ = ["MARK_VARIABLE", "Delivery", "ProcessEntry", "ProcessIdentity", "ProcessTable", "SystemTable"]
 
 MARK_VARIABLE = "REMIT_PROCESS"
-"""Environment variable that marks a tree: tokens from the outermost command inwards, joined by `/`."""
+"""Environment variable that marks a tree: run id and token of each command, outermost first, joined by `/`."""
 
 _MARK_PREFIX = MARK_VARIABLE.encode() + b"="
 _READ_BYTES = 65_536

@@ -103,8 +103,8 @@ class Dispatcher:
             task = self._loop.create_task(self._spawn(host_id))
             self._spawning.add(task)
             task.add_done_callback(self._spawning.discard)
-        for _, process in effects.sweep:
-            self._engine.sweep(process.pid, process.start_time, process.machine)
+        for run_id, process in effects.sweep:
+            self._engine.sweep(run_id, process.pid, process.start_time, process.machine)
         for host_id, reason in effects.kill:
             self._kill(host_id, reason)
         self._notify(effects, payloads)

@@ -52,7 +52,7 @@ class Engine(Protocol):
         """End a host without asking it; `on_gone` follows."""
         ...
 
-    def sweep(self, pid: int, start_time: float, machine: str) -> None:
+    def sweep(self, run_id: str, pid: int, start_time: float, machine: str) -> None:
         """End a tool process whose host died, if it can be reached from here."""
         ...
 

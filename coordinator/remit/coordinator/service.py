@@ -40,6 +40,7 @@ from remit.core.errors import (
 )
 from remit.core.events import encode_event
 from remit.core.messages import (
+    PROTOCOL,
     CancelAnswer,
     CancelRequest,
     CancelSummary,
@@ -293,6 +294,7 @@ class CoordinatorService:
             poll_s=self._options.poll_s,
             workspace=self._options.workspace,
             max_result_bytes=self._decider.settings.max_result_bytes,
+            protocol=PROTOCOL,
         )
 
     async def _poll(self, request: tuple[str, int, float]) -> PollReply:

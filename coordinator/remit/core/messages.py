@@ -18,6 +18,7 @@ from remit.core.limits import Limits
 from remit.core.outcome import Outcome
 
 __all__ = [
+    "PROTOCOL",
     "CancelAnswer",
     "CancelOrder",
     "CancelRequest",
@@ -45,6 +46,10 @@ __all__ = [
     "dumps",
     "loads",
 ]
+
+
+PROTOCOL = 1
+"""Version of these messages; both ends must have the same."""
 
 
 def dumps(message: object) -> bytes:
@@ -76,6 +81,7 @@ class ClientOpened:
     poll_s: float
     workspace: str
     max_result_bytes: int
+    protocol: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Entry:
         self.ahead_of = frozenset(ahead_of)
         """Tickets of older claims that wait for this one."""
         self.lenders = lenders
-        """Ancestors whose claims it may enter, as known when it was queued."""
+        """Of its lineage, those whose claims it may enter, as known when it was queued."""
         self.waits: dict[int, Entry] = {}
         """Claims it waits for, by ticket; the mirror of their `blocks`."""
         self.blocks: dict[int, Entry] = {}

@@ -1,18 +1,21 @@
 """Errors about claims; they continue the tree of `remit.core.errors`.
 
-    UsageError > InvalidArgument
-    └── InvalidClaim            an empty claim, a bad pattern, a path that cannot be
-        └── OutsideWorkspace    the path, or what it links to, is not in the workspace
-    Refused
-    └── ClaimRefused            the request was refused; nothing is held or queued by it
-        ├── ClaimBusy           it would have to wait, and was asked not to
-        ├── ClaimQuotaExceeded  the owner has too many claims at once
-        ├── ClaimWithdrawn      it had been withdrawn before it arrived
-        ├── DeadlockDetected    waiting would close a cycle, which is spelled out
-        ├── LeaseNotHeld        a lease that is over, foreign or not granted yet
-        └── PathNotClaimed      a write outside of what the writer has claimed
-    RemitError
-    └── ClaimTimeout            the claim's own timeout passed while it was waiting
+Caller's mistakes, below `InvalidArgument`:
+
+- `InvalidClaim`: an empty claim, a bad pattern, a path that cannot be
+- `OutsideWorkspace`, one of these: the path, or its link, leads out of the workspace
+
+Refusals, below `Refused`; nothing is held or queued by the request:
+
+- `ClaimRefused`: the base of the following
+- `ClaimBusy`: it would have to wait, and was asked not to
+- `ClaimQuotaExceeded`: the owner has too many claims at once
+- `ClaimWithdrawn`: it had been withdrawn before it arrived
+- `DeadlockDetected`: waiting would close a cycle, which is spelled out
+- `LeaseNotHeld`: a lease that is over, foreign or not granted yet
+- `PathNotClaimed`: a write outside of what the writer has claimed
+
+`ClaimTimeout`, a `RemitError`: the claim's own timeout passed while it was waiting.
 """
 
 from __future__ import annotations

@@ -111,8 +111,14 @@ class ClaimRequest:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ClaimRequest:
         """Return the request that `to_dict` wrote."""
-        areas = tuple(Area.from_dict(area) for area in data["areas"])
-        return cls(**{**data, "areas": areas, "ancestors": tuple(data["ancestors"])})
+        return cls(
+            claim_id=data["claim_id"],
+            owner=data["owner"],
+            areas=tuple(Area.from_dict(area) for area in data["areas"]),
+            ancestors=tuple(data["ancestors"]),
+            at=data["at"],
+            wait=data["wait"],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,7 @@ class Queued:
         behind: tickets it waits for; what those wait for is left out.
         ahead_of: tickets of queued claims that wait for it although they were
             there before: they wait, through others, for its owner already.
-        lenders: ancestors whose claims it may enter.
+        lenders: those of the owner and its ancestors whose claims it may enter.
     """
 
     seq: int
@@ -289,14 +295,15 @@ _TYPES: dict[str, type[LockEvent]] = {
     "forgotten": Forgotten,
 }
 _WORDS: dict[type[LockEvent], str] = {cls: word for word, cls in _TYPES.items()}
+_TUPLES = frozenset({"behind", "ahead_of", "lenders"})
 
 
 def event_to_dict(event: LockEvent) -> dict[str, Any]:
     """Return an event as plain data, for JSON; `event` holds its word."""
     data: dict[str, Any] = {"event": _WORDS[type(event)]}
     for each in fields(event):
-        value = getattr(event, each.name)
-        if isinstance(value, tuple):
+        value: Any = getattr(event, each.name)
+        if each.name in _TUPLES:
             value = list(value)
         elif isinstance(value, ClaimRequest):
             value = value.to_dict()
@@ -311,16 +318,11 @@ def event_from_dict(data: dict[str, Any]) -> LockEvent:
         KeyError: the word of the event is not known.
     """
     cls = _TYPES[data["event"]]
-    values: dict[str, Any] = {}
-    for name, value in data.items():
-        if name == "event":
-            continue
-        if isinstance(value, list):
-            values[name] = tuple(value)
-        elif name == "request" and value is not None:
-            values[name] = ClaimRequest.from_dict(value)
-        elif name == "reason" and cls is Withdrawn:
-            values[name] = WithdrawReason(value)
-        else:
-            values[name] = value
+    values = {name: value for name, value in data.items() if name != "event"}
+    for name in _TUPLES & values.keys():
+        values[name] = tuple(values[name])
+    if values.get("request") is not None:
+        values["request"] = ClaimRequest.from_dict(values["request"])
+    if cls is Withdrawn:
+        values["reason"] = WithdrawReason(values["reason"])
     return cls(**values)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final, TypeVar
 
 from remit.locks.errors import InvalidClaim
@@ -177,7 +178,7 @@ def _first_group(text: str) -> tuple[int, int, list[str]] | None:
                 cuts.append(at)
                 break
         if depth == 0 and len(cuts) > 2:
-            return start, cuts[-1] + 1, [text[a + 1 : b] for a, b in zip(cuts, cuts[1:], strict=False)]
+            return start, cuts[-1] + 1, [text[a + 1 : b] for a, b in pairwise(cuts)]
     return None
 
 

@@ -36,12 +36,12 @@ __all__ = ["Survey", "blockers", "survey"]
 class Survey:
     """What a request would meet."""
 
-    behind: dict[int, Entry] = field(default_factory=dict)
+    behind: dict[int, Entry] = field(default_factory=dict[int, Entry])
     """Claims to wait for, by ticket, without those that these wait for."""
-    ahead_of: dict[int, Entry] = field(default_factory=dict)
+    ahead_of: dict[int, Entry] = field(default_factory=dict[int, Entry])
     """Queued claims that will wait for this one."""
-    lenders: set[str] = field(default_factory=set)
-    """Ancestors whose claims it enters."""
+    lenders: set[str] = field(default_factory=set[str])
+    """Those of the owner and its ancestors whose claims it overlaps and may enter."""
     cycle: tuple[WaitEdge, ...] = ()
     """The waits that would close, if any would."""
 
@@ -64,7 +64,7 @@ def survey(
         what it meets, or None if it meets nothing, which is the common case.
     """
     areas = request.areas
-    if not any(True for area in areas for _ in trie.conflicts(area)):
+    if not _meets_any(trie, areas):
         return None
     found = Survey()
     waiting = who_waits_for(request.owner, request.ancestors, entries_of, waiters_of)
@@ -72,10 +72,9 @@ def survey(
 
     def stands_in_the_way(other: Entry) -> bool:
         if other.owner in lineage:
-            if other.owner != request.owner:
-                found.lenders.add(other.owner)
-                if other.is_queued:
-                    found.ahead_of[other.ticket] = other
+            found.lenders.add(other.owner)
+            if other.is_queued and other.owner != request.owner:
+                found.ahead_of[other.ticket] = other
             return False
         if other.owner not in waiting:
             return True
@@ -88,7 +87,7 @@ def survey(
 
     held = [own for own in entries_of.get(request.owner, {}).values() if not own.is_queued]
     is_inside = _is_inside(areas, held)
-    found.behind = blockers(trie, areas, lineage, stands_in_the_way, stop_early=not is_inside)
+    found.behind = blockers(trie, areas, lineage, stands_in_the_way, use_shadow=not is_inside)
     if is_inside and not found.cycle and all(other.is_queued for other in found.behind.values()):
         found.behind = {}
     for entry in found.behind.values():
@@ -103,7 +102,7 @@ def blockers(
     lineage: Iterable[str],
     stands_in_the_way: Callable[[Entry], bool],
     *,
-    stop_early: bool = True,
+    use_shadow: bool = True,
 ) -> dict[int, Entry]:
     """Return the claims to wait for, without those that one of them waits for anyway.
 
@@ -118,7 +117,7 @@ def blockers(
         lineage: the owner that asks, and its ancestors.
         stands_in_the_way: whether a conflicting claim must be waited for; asked
             for each one that is looked at.
-        stop_early: False to look at all.
+        use_shadow: False to return all of them, none left out.
     """
     behind: dict[int, Entry] = {}
     shadow: Entry | None = None
@@ -131,13 +130,20 @@ def blockers(
                 if not stands_in_the_way(other):
                     continue
                 behind[other.ticket] = other
-                if shadow is None and other.is_queued and other.shadows(areas):
+                if use_shadow and shadow is None and other.is_queued and other.shadows(areas):
                     shadow = other
-                    if stop_early and not shadow.ahead_of and set(shadow.lenders) <= set(lineage):
+                    if not shadow.ahead_of and set(shadow.lenders) <= set(lineage):
                         floor = shadow.ticket
     if shadow is None:
         return behind
     return {ticket: other for ticket, other in behind.items() if not shadow.is_behind(other)}
+
+
+def _meets_any(trie: PathTrie[Entry], areas: tuple[Area, ...]) -> bool:
+    for area in areas:
+        for _ in trie.conflicts(area):
+            return True
+    return False
 
 
 def _is_inside(areas: tuple[Area, ...], held: Iterable[Entry]) -> bool:

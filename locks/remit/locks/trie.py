@@ -80,14 +80,15 @@ class PathTrie(Generic[Item]):
             item: what to find there.
         """
         node = self._inodes if area.kind is AreaKind.INODE else self._paths
-        writes = area.mode is Mode.WRITE
+        writes = 1 if area.mode is Mode.WRITE else 0
         node.writers += writes
         for name in _anchor(area):
-            if node.children is None:
-                node.children = {}
-            child = node.children.get(name)
+            children = node.children
+            if children is None:
+                children = node.children = {}
+            child = children.get(name)
             if child is None:
-                child = node.children[name] = Node(node, name)
+                child = children[name] = Node(node, name)
             node = child
             node.writers += writes
         if area.kind is AreaKind.GLOB:
@@ -106,7 +107,7 @@ class PathTrie(Generic[Item]):
 
     def remove(self, ticket: int, area: Area, node: Node[Item]) -> None:
         """Take an item off the node where `add` hung it."""
-        writes = area.mode is Mode.WRITE
+        writes = 1 if area.mode is Mode.WRITE else 0
         if area.kind is AreaKind.GLOB:
             if node.globs is not None:
                 del node.globs[ticket, area.key]
@@ -115,14 +116,17 @@ class PathTrie(Generic[Item]):
             if here is not None:
                 del here[ticket]
         current: Node[Item] | None = node
+        may_be_bare = True
         while current is not None:
             current.writers -= writes
             parent = current.parent
-            if parent is not None and parent.children is not None and current.is_bare:
+            # One that stays keeps all above it.
+            may_be_bare = may_be_bare and current.is_bare
+            if may_be_bare and parent is not None and parent.children is not None:
                 del parent.children[current.name]
             current = parent
 
-    def conflicts(self, area: Area) -> Iterator[Mapping[int, Item]]:
+    def conflicts(self, area: Area) -> Iterator[dict[int, Item]]:
         """Yield mappings of ticket to item that together hold all that conflicts.
 
         Each mapping is in the order of its tickets. An item with several areas
@@ -156,7 +160,7 @@ def _anchor(area: Area) -> list[str] | tuple[str, ...]:
     return area.key.split("/") if area.key else ()
 
 
-def _globs(globs: Mapping[tuple[int, str], tuple[Area, Item]], area: Area) -> Mapping[int, Item]:
+def _globs(globs: Mapping[tuple[int, str], tuple[Area, Item]], area: Area) -> dict[int, Item]:
     """Return the globs of a node that conflict with an area."""
     writes = area.mode is Mode.WRITE
     return {
@@ -166,7 +170,7 @@ def _globs(globs: Mapping[tuple[int, str], tuple[Area, Item]], area: Area) -> Ma
     }
 
 
-def _below_path(start: Node[Item], writes: bool) -> Iterator[Mapping[int, Item]]:
+def _below_path(start: Node[Item], writes: bool) -> Iterator[dict[int, Item]]:
     """Yield what hangs at a node and below: a path area there overlaps all of it."""
     todo = [start]
     while todo:
@@ -177,15 +181,13 @@ def _below_path(start: Node[Item], writes: bool) -> Iterator[Mapping[int, Item]]
             yield node.readers_here
         if node.globs:
             yield {
-                ticket: item
-                for (ticket, _), (other, item) in node.globs.items()
-                if writes or other.mode is Mode.WRITE
+                ticket: item for (ticket, _), (other, item) in node.globs.items() if writes or other.mode is Mode.WRITE
             }
         if node.children:
             todo.extend(child for child in node.children.values() if writes or child.writers)
 
 
-def _below_glob(start: Node[Item], area: Area, writes: bool) -> Iterator[Mapping[int, Item]]:
+def _below_glob(start: Node[Item], area: Area, writes: bool) -> Iterator[dict[int, Item]]:
     """Yield what hangs at the anchor of a glob and below, pruned by the pattern.
 
     While names are read, the pattern may stand at several places at once (the

@@ -1,0 +1,18 @@
+"""Coordinators: open one, hold a turn, delegate runs, and stop them all."""
+
+from remit.agents.runs import CancelReceipt, Run, RunOptions
+from remit.coordinator.api import Coordinator
+from remit.coordinator.turn import Turn
+from remit.coordinator.views import NodeView, TreeView
+from remit.core.limits import Limits
+
+__all__ = [
+    "CancelReceipt",
+    "Coordinator",
+    "Limits",
+    "NodeView",
+    "Run",
+    "RunOptions",
+    "TreeView",
+    "Turn",
+]

@@ -1,0 +1,346 @@
+"""The Python API: open a workspace's coordinator, hold turns, look, and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from remit.agents.client import ClientSession
+from remit.agents.link import Link
+from remit.agents.runs import CancelReceipt, request_cancel
+from remit.coordinator.turn import Turn
+from remit.coordinator.views import NodeView, TreeView
+from remit.core.cause import CauseKind
+from remit.core.errors import CoordinatorUnavailable, InvalidArgument
+from remit.core.limits import Limits
+from remit.core.messages import OpenTurn
+
+__all__ = ["Coordinator", "resolve_workspace"]
+
+
+def resolve_workspace(workspace: str | Path) -> str:
+    """Return the absolute, real path of a workspace.
+
+    Raises:
+        InvalidArgument: it is not a folder that can be read and written.
+    """
+    path = Path(workspace).expanduser()
+    if not path.exists():
+        raise InvalidArgument(f"workspace {str(workspace)!r} does not exist; make the folder first")
+    if not path.is_dir():
+        raise InvalidArgument(f"workspace {str(workspace)!r} is not a folder")
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise InvalidArgument(
+            f"workspace {str(workspace)!r} cannot be read and written by this user; "
+            "its journal lives in it: change its rights or choose another"
+        )
+    return str(path.resolve())
+
+
+class Coordinator:
+    """A connection to one workspace's coordinator.
+
+        async with Coordinator.open(workspace=".") as coordinator:
+            async with coordinator.turn("fix lint") as turn:
+                run = await turn.delegate(fix, path="a.py")
+                print(await run.result())
+
+    The coordinator itself lives on: it belongs to the workspace, not to this process.
+    Closing cancels the turns that are still held here.
+    """
+
+    def __init__(
+        self,
+        workspace: str,
+        connect: Callable[[], Link],
+        *,
+        surface: str = "python",
+        grace_s: float = 10.0,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.workspace = workspace
+        """Absolute path of the workspace."""
+        self._connect = connect
+        self._surface = surface
+        self._grace_s = grace_s
+        self._on_close = on_close
+        self._session: ClientSession | None = None
+        self._connected = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        workspace: str | Path = ".",
+        *,
+        address: str | None = None,
+        surface: str = "python",
+        grace_s: float = 10.0,
+        progress: Callable[[str], None] | None = None,
+    ) -> Coordinator:
+        """Return a coordinator to enter with `async with`; nothing is started before that.
+
+        It uses the Ray that this process is connected to, else `address`, else
+        `RAY_ADDRESS`, else the local node, which is started if it is not up.
+
+        Args:
+            workspace: an existing folder; its journal is in `.remit/` below it.
+            address: `host:port` of a Ray cluster.
+            surface: what this caller is, for causes: `python`, `cli`.
+            grace_s: seconds without a sign of life from this process before its
+                turns are cancelled (`parent_lost`).
+            progress: called with lines about what is being started.
+
+        Raises:
+            InvalidArgument: the workspace is not a readable and writable folder.
+        """
+        path = resolve_workspace(workspace)
+        from remit.coordinator.connecting import RayConnection
+
+        connection = RayConnection(path, address=address, progress=progress)
+        return cls(
+            path,
+            connection.open,
+            surface=surface,
+            grace_s=grace_s,
+            on_close=connection.close,
+        )
+
+    # -- life ----------------------------------------------------------------------
+
+    async def __aenter__(self) -> Coordinator:
+        """Connect; see `connect`."""
+        await asyncio.to_thread(self.connect)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; see `close`."""
+        await asyncio.to_thread(self.close)
+
+    def connect(self) -> None:
+        """Connect in this thread: find or start Ray and the coordinator.
+
+        Raises:
+            CoordinatorUnavailable: no Ray at the address, or nobody answers.
+        """
+        with self._lock:
+            if self._session is not None:
+                raise InvalidArgument("this coordinator is open already")
+            try:
+                session = ClientSession(
+                    self._connect(), surface=self._surface, grace_s=self._grace_s
+                )
+                self._connected = True
+                session.open()
+            except BaseException:
+                if self._on_close is not None:
+                    self._on_close()
+                raise
+            self._session = session
+
+    def close(self) -> None:
+        """Disconnect; turns that are still held here are cancelled. Idempotent."""
+        with self._lock:
+            session, self._session = self._session, None
+        if session is None:
+            return
+        session.close()
+        if self._on_close is not None:
+            self._on_close()
+
+    @property
+    def session(self) -> ClientSession:
+        """The connection.
+
+        Raises:
+            CoordinatorUnavailable: it is not open.
+        """
+        if self._session is None:
+            raise CoordinatorUnavailable(
+                "this coordinator is not open; use it inside `async with Coordinator.open(...)`"
+            )
+        return self._session
+
+    # -- turns ---------------------------------------------------------------------
+
+    def turn(
+        self,
+        name: str = "",
+        *,
+        session: str | None = None,
+        user: str = "",
+        deadline_s: float | None = None,
+        grace_s: float = 5.0,
+        on_disconnect: str = "cancel",
+        busy: str = "reject",
+        limits: Limits | None = None,
+    ) -> Turn:
+        """Return a turn to enter with `async with`; nothing happens before that.
+
+        Args:
+            name: shown in trees.
+            session: the conversation that it belongs to; a new one by default. A
+                session has one active turn at a time.
+            user: who it is for; a cancel in another user's name does not find it.
+            deadline_s: seconds until the whole turn is stopped; None for no limit.
+            grace_s: seconds between asking bodies to stop and forcing them.
+            on_disconnect: `cancel` (default) or `continue` when this process vanishes.
+            busy: if the session is busy: `reject` (default), `queue` behind, or
+                `interrupt` what runs and what is queued.
+            limits: bounds for everything below the turn.
+
+        Raises:
+            InvalidArgument: a number or word is out of range.
+        """
+        return Turn(
+            self.session,
+            self.turn_request(
+                name,
+                session=session,
+                user=user,
+                deadline_s=deadline_s,
+                grace_s=grace_s,
+                on_disconnect=on_disconnect,
+                busy=busy,
+                limits=limits,
+            ),
+        )
+
+    def turn_request(
+        self,
+        name: str,
+        *,
+        session: str | None,
+        user: str,
+        deadline_s: float | None,
+        grace_s: float,
+        on_disconnect: str,
+        busy: str,
+        limits: Limits | None,
+    ) -> OpenTurn:
+        """Return the checked request behind a turn."""
+        if deadline_s is not None and not deadline_s > 0:
+            raise InvalidArgument(f"deadline_s must be more than 0 seconds, not {deadline_s!r}")
+        if not grace_s >= 0:
+            raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
+        ids = self.session.ids
+        return OpenTurn(
+            turn_id=ids.turn(),
+            client_id=self.session.client_id,
+            session_id=session or ids.session(),
+            name=name,
+            user=user,
+            surface=self._surface,
+            on_disconnect=on_disconnect,
+            busy=busy,
+            deadline_s=deadline_s,
+            grace_s=grace_s,
+            limits=limits,
+        )
+
+    # -- looking -------------------------------------------------------------------
+
+    async def turns(self) -> tuple[NodeView, ...]:
+        """Return all turns that the coordinator remembers, oldest first."""
+        views: tuple[NodeView, ...] = await self.session.request("turns", None)
+        return views
+
+    async def runs(self) -> tuple[NodeView, ...]:
+        """Return all runs that the coordinator remembers, oldest first."""
+        views: tuple[NodeView, ...] = await self.session.request("runs", None)
+        return views
+
+    async def run(self, run_id: str) -> NodeView:
+        """Return one run (or turn) as it stands.
+
+        Raises:
+            NotFound: no such run.
+        """
+        view: NodeView = await self.session.request("node", run_id)
+        return view
+
+    async def tree(self, node_id: str) -> TreeView:
+        """Return a turn or run with everything below it.
+
+        Raises:
+            NotFound: no such turn or run.
+        """
+        view: TreeView = await self.session.request("tree", node_id)
+        return view
+
+    async def statistics(self) -> dict[str, Any]:
+        """Return counts of turns, runs, slots, hosts and clients, for people and tests."""
+        found: dict[str, Any] = await self.session.request("statistics", None)
+        return found
+
+    # -- stopping ------------------------------------------------------------------
+
+    async def cancel(
+        self,
+        target: str,
+        reason: str = "",
+        *,
+        kind: CauseKind = CauseKind.USER_INTERRUPT,
+        scope: str = "subtree",
+        kill: bool = False,
+        user: str = "",
+        actor: str = "",
+        grace_s: float | None = None,
+        dry_run: bool = False,
+    ) -> CancelReceipt:
+        """Stop a turn, a run, or the turns of a session, from wherever they were started.
+
+        Args:
+            target: id of a turn or run, or a session.
+            reason: free text for people.
+            kind: why, in the closed set.
+            scope: `subtree`: what is stopped is always a node with all below it.
+            kill: skip the grace.
+            user: only what belongs to this user (or to nobody) is found.
+            actor: who asks, for the cause.
+            grace_s: seconds between asking and forcing; the target's own by default.
+            dry_run: change nothing, and say what would be stopped.
+
+        Returns:
+            A receipt. If it is `accepted`, the cancel is durable, nothing below the
+            target starts any more, and everything live has been told.
+
+        Durability:
+            The cancel is on the disk when this returns.
+        """
+        if scope != "subtree":
+            raise InvalidArgument(f"scope must be 'subtree', not {scope!r}")
+        return await request_cancel(
+            self.session,
+            target,
+            reason=reason,
+            kind=kind,
+            kill=kill,
+            user=user,
+            actor=actor,
+            grace_s=grace_s,
+            dry_run=dry_run,
+        )
+
+    async def shutdown(self, reason: str = "shutdown", *, timeout_s: float = 10.0) -> bool:
+        """End this workspace's coordinator: no new turns, cancel all, wait, close.
+
+        Args:
+            reason: free text for people.
+            timeout_s: seconds to wait for everything to end.
+
+        Returns:
+            Whether everything had ended in time.
+        """
+        quiet: bool = await self.session.request("shutdown", (reason, timeout_s))
+        return quiet

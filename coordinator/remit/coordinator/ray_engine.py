@@ -1,0 +1,371 @@
+"""Everything that touches Ray: the two actors, their links, and connecting.
+
+Measured with Ray 2.60, and why this looks as it does: each concurrency group of an
+async actor has its own thread and event loop, so `control` is heard while bodies
+block the main one; `ray.cancel` is never used, since async actors lose cancels
+that come too early; a dead actor is noticed by a call that is parked in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from remit.coordinator.life import Life, LoopScheduler
+from remit.coordinator.service import ServiceOptions
+from remit.coordinator.transaction import Settings
+from remit.core.errors import CoordinatorUnavailable
+
+__all__ = ["RayLink", "connect", "coordinator_name", "disconnect", "find_coordinator"]
+
+logger = logging.getLogger("remit.ray")
+
+NAMESPACE = "remit"
+_MANY = 100_000
+"""Parked calls an actor may hold: one poll a client, one watch a host."""
+_SPAWN_TIMEOUT_S = 120.0
+
+
+def coordinator_name(workspace: str) -> str:
+    """Return the name of a workspace's coordinator actor."""
+    return "coordinator-" + hashlib.sha256(workspace.encode()).hexdigest()[:16]
+
+
+class RayLink:
+    """A link to a coordinator actor; see `remit.agents.link.Link`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def submit(self, method: str, blob: bytes) -> Future[bytes]:
+        """Send a request and return a future of its answer."""
+        outer: Future[bytes] = Future()
+        try:
+            inner: Future[bytes] = self._actor.call.remote(method, blob).future()
+        except RayError as error:
+            outer.set_exception(_unavailable(error))
+            return outer
+
+        def done(future: Future[bytes]) -> None:
+            if outer.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                outer.set_result(future.result())
+            else:
+                outer.set_exception(_unavailable(error))
+
+        # A waiter that goes away must not cancel the request behind it.
+        outer.set_running_or_notify_cancel()
+        inner.add_done_callback(done)
+        return outer
+
+    def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
+        """Send a request and wait for its answer in this thread."""
+        try:
+            answer: bytes = ray.get(self._actor.call.remote(method, blob), timeout=timeout_s)
+        except Exception as error:  # Ray raises many kinds, and all mean the same here
+            raise _unavailable(error) from error
+        return answer
+
+
+def _unavailable(error: BaseException) -> CoordinatorUnavailable:
+    text = str(error).strip().splitlines()
+    return CoordinatorUnavailable(
+        f"the coordinator cannot be reached ({type(error).__name__}"
+        + (f": {text[0]}" if text else "")
+        + ")"
+    )
+
+
+# -- the actors: shells around plain objects --------------------------------------------
+
+
+class HostShell:
+    """The actor around an `AgentHost`."""
+
+    def __init__(
+        self, host_id: str, coordinator: Any, workspace: str, max_result_bytes: int
+    ) -> None:
+        from remit.agents.host import AgentHost
+
+        self._host = AgentHost(
+            host_id,
+            RayLink(coordinator),
+            workspace=Path(workspace),
+            max_result_bytes=max_result_bytes,
+        )
+
+    async def hello(self) -> tuple[int, str]:
+        """Say that this host is up: its process id and machine."""
+        return self._host.pid, self._host.machine
+
+    async def start(self, blob: bytes) -> None:
+        """Begin attempts, in the loop that their bodies run in."""
+        self._host.start(blob)
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator,unused-ignore]
+    async def control(self, blob: bytes) -> None:
+        """Take orders, in a thread of their own."""
+        self._host.control(blob)
+
+    @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator,unused-ignore]
+    async def forever(self) -> None:
+        """Stay until this process is gone: whoever waits for this hears of its death."""
+        await asyncio.Event().wait()
+
+
+class RayHostLink:
+    """The coordinator's way to one host."""
+
+    def __init__(self, actor: Any, pid: int, machine: str) -> None:
+        self._actor = actor
+        self.pid = pid
+        self.machine = machine
+
+    def start(self, batch: bytes) -> None:
+        """Send a batch of attempts."""
+        self._actor.start.remote(batch)
+
+    def control(self, orders: bytes) -> None:
+        """Send orders."""
+        self._actor.control.remote(orders)
+
+
+class RayEngine:
+    """Hosts as Ray actors, owned by the coordinator actor: they die with it."""
+
+    def __init__(self, workspace: str, max_result_bytes: int) -> None:
+        self._workspace = workspace
+        self._max_result_bytes = max_result_bytes
+        self._hosts: dict[str, Any] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+        self._me = ray.get_runtime_context().current_actor
+        self._machine = socket.gethostname()
+
+    async def spawn(
+        self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]
+    ) -> RayHostLink:
+        """Start a host actor and wait until it answers."""
+        options = {"num_cpus": 0, **resources}
+        actor = (
+            ray.remote(HostShell)
+            .options(
+                name=f"host-{host_id}",
+                namespace=NAMESPACE,
+                max_concurrency=_MANY,
+                concurrency_groups={"control": 64, "watch": 8},
+                max_restarts=0,
+                max_task_retries=0,
+                **options,
+            )
+            .remote(host_id, self._me, self._workspace, self._max_result_bytes)
+        )
+        self._hosts[host_id] = actor
+        try:
+            pid, machine = await asyncio.wait_for(_get(actor.hello.remote()), _SPAWN_TIMEOUT_S)
+        except Exception as error:  # Ray raises many kinds; the host is not there, whatever it was
+            self._hosts.pop(host_id, None)
+            ray.kill(actor)
+            raise CoordinatorUnavailable(f"agent host did not start: {error}") from error
+        watch = asyncio.get_running_loop().create_task(self._watch(host_id, actor, on_gone))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        return RayHostLink(actor, pid, machine)
+
+    async def _watch(self, host_id: str, actor: Any, on_gone: Callable[[str], None]) -> None:
+        """Wait for a host's death and tell of it once."""
+        reason = "its process ended"
+        try:
+            await _get(actor.forever.remote())
+        except RayError as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else reason
+        self._hosts.pop(host_id, None)
+        on_gone(reason)
+
+    async def kill(self, host_id: str) -> None:
+        """Kill a host's process; its watch tells of the death."""
+        actor = self._hosts.get(host_id)
+        if actor is not None:
+            ray.kill(actor, no_restart=True)
+
+    def sweep(self, run_id: str, pid: int, start_time: float, machine: str) -> None:
+        """End a tool process that a dead host left on this machine."""
+        if machine != self._machine:
+            logger.warning("process %d of %s is on %s and out of reach", pid, run_id, machine)
+            return
+        threading.Thread(
+            target=_sweep, args=(run_id, pid, start_time), name="remit-sweep", daemon=True
+        ).start()
+
+    def exit(self) -> None:
+        """End this coordinator's process for good."""
+        ray.kill(self._me, no_restart=True)
+
+
+def _sweep(run_id: str, pid: int, start_time: float) -> None:
+    from remit.processes.sweep import sweep
+
+    report = sweep(pid, start_time, token=run_id)
+    if report.survivors:
+        logger.error("processes of %s could not be stopped: %s", run_id, report.survivors)
+
+
+async def _get(ref: Any) -> Any:
+    """Await an object reference inside a plain coroutine."""
+    return await ref
+
+
+class CoordinatorShell:
+    """The actor around a `CoordinatorService`; begun by its first call."""
+
+    def __init__(self, workspace: str, settings: Settings) -> None:
+        self._workspace = workspace
+        self._settings = settings
+        self._life: Life | None = None
+        self._beginning: asyncio.Lock | None = None
+
+    async def call(self, method: str, blob: bytes) -> bytes:
+        """Carry out one request."""
+        life = self._life or await self._begin()
+        return await life.service.call(method, blob)
+
+    async def _begin(self) -> Life:
+        if self._beginning is None:
+            self._beginning = asyncio.Lock()
+        async with self._beginning:
+            if self._life is None:
+                options = ServiceOptions(workspace=self._workspace, idle_exit_s=_idle_exit_s())
+                engine = RayEngine(self._workspace, self._settings.max_result_bytes)
+                self._life = await Life.begin(
+                    options,
+                    engine=engine,
+                    settings=self._settings,
+                    scheduler=LoopScheduler(),
+                    on_busy=_touch_node,
+                )
+            return self._life
+
+
+def _idle_exit_s() -> float:
+    return float(os.environ.get("REMIT_COORDINATOR_IDLE_S", "600"))
+
+
+def _touch_node() -> None:
+    """Tell the local node that somebody needs it; nothing happens on a foreign cluster."""
+    if not os.environ.get("REMIT_STATE_DIR"):
+        return
+    from remit.coordinator.node import LocalNode
+
+    LocalNode().touch()
+
+
+# -- connecting -------------------------------------------------------------------------
+
+_connections = 0
+_ours = False
+_connections_lock = threading.Lock()
+
+
+def connect(address: str) -> None:
+    """Connect this process to Ray, unless it is connected already.
+
+    Raises:
+        CoordinatorUnavailable: no Ray answers there.
+    """
+    global _connections, _ours  # Ray itself is one connection a process
+    with _connections_lock:
+        if not ray.is_initialized():
+            try:
+                ray.init(
+                    address=address,
+                    namespace=NAMESPACE,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=False,
+                )
+            except Exception as error:  # Ray raises ConnectionError, RuntimeError and more
+                first = str(error).strip().splitlines()
+                raise CoordinatorUnavailable(
+                    f"cannot connect to Ray at {address}: {first[0] if first else error!r}"
+                ) from error
+            _ours = True
+        _connections += 1
+
+
+def disconnect() -> None:
+    """Undo one `connect`; the last one closes the connection if we had opened it."""
+    global _connections, _ours
+    with _connections_lock:
+        _connections -= 1
+        if _connections == 0 and _ours:
+            ray.shutdown()
+            _ours = False
+
+
+def is_connected() -> bool:
+    """Tell whether this process has a Ray connection, ours or the user's."""
+    return bool(ray.is_initialized())
+
+
+def find_coordinator(
+    workspace: str, settings: Settings | None = None, *, create: bool = True
+) -> RayLink | None:
+    """Return a link to a workspace's coordinator, started if need be on this machine.
+
+    Returns:
+        The link, or None if there is no coordinator and none was asked for.
+    """
+    name = coordinator_name(workspace)
+    if not create:
+        try:
+            return RayLink(ray.get_actor(name, namespace=NAMESPACE))
+        except ValueError:
+            return None
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    actor = (
+        ray.remote(CoordinatorShell)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            max_concurrency=_MANY,
+            max_restarts=-1,
+            max_task_retries=0,
+            # The journal is in the workspace's folder, which this machine has.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+        )
+        .remote(workspace, settings or default_settings())
+    )
+    return RayLink(actor)
+
+
+def default_settings() -> Settings:
+    """Return the settings that fit this cluster."""
+    cpus = int(ray.cluster_resources().get("CPU", 1)) or 1
+    return Settings(max_dedicated=2 * cpus, max_shared_hosts=cpus)
+
+
+def running_workspaces() -> list[str]:
+    """Return the actor names of all coordinators on this cluster."""
+    found = ray.util.list_named_actors(all_namespaces=True)
+    return [
+        entry["name"]
+        for entry in found
+        if entry["namespace"] == NAMESPACE and entry["name"].startswith("coordinator-")
+    ]

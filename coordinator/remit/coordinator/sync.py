@@ -1,0 +1,252 @@
+"""The blocking API: the same names as `remit.coordinator`, for plain callers.
+
+    from remit.coordinator.sync import Coordinator
+
+    with Coordinator.open(workspace=".") as coordinator:
+        with coordinator.turn("fix lint") as turn:
+            print(turn.delegate(fix, path="a.py").result())
+
+A turn may be cancelled from another thread or process; the blocked call then raises
+`TurnCancelled`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from remit.agents.client import ClientSession
+from remit.agents.runs import RunOptions
+from remit.agents.sync_delegation import SyncDelegator, SyncReceipt, SyncRun, run_in_loop
+from remit.coordinator import api
+from remit.coordinator.turn import TurnHolder
+from remit.coordinator.views import NodeView, TreeView
+from remit.core.cause import Cause, CauseKind
+from remit.core.errors import TurnCancelled
+from remit.core.limits import Limits
+from remit.core.messages import OpenTurn
+from remit.core.outcome import Outcome
+
+__all__ = ["Coordinator", "Limits", "Run", "RunOptions", "Turn"]
+
+Run = SyncRun
+
+
+class _LoopThread:
+    """An event loop in a daemon thread, which serves the blocking calls."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="remit-sync", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def close(self) -> None:
+        """Stop the loop and its thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=5.0)
+        self.loop.close()
+
+
+class Turn(SyncDelegator):
+    """A turn held by a plain caller: `with coordinator.turn(...)`; see `remit.coordinator.Turn`."""
+
+    def __init__(
+        self,
+        session: ClientSession,
+        request: OpenTurn,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._holder = TurnHolder(session, request)
+        super().__init__(self._holder, loop)
+
+    @property
+    def id(self) -> str:
+        """`turn_...`."""
+        return self._holder.id
+
+    @property
+    def name(self) -> str:
+        """Name that the caller gave; may be empty."""
+        return self._holder.name
+
+    @property
+    def session_id(self) -> str:
+        """The session that this turn belongs to."""
+        return self._holder.session_id
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended, or None while it has not."""
+        return self._holder.outcome
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it was cancelled, or None."""
+        return self._holder.cause
+
+    def __enter__(self) -> Turn:
+        """Open the turn and wait until it is the active one of its session."""
+        run_in_loop(self._loop, self._holder.begin())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Report the body's end, wait for what is below, and raise if it was cancelled."""
+        was_set = self._holder.signal.is_set
+        if isinstance(error, KeyboardInterrupt) and not was_set:
+            self.cancel("KeyboardInterrupt")
+            was_set = True
+        report = "returned" if error is None else "cancelled" if was_set else "raised"
+        run_in_loop(self._loop, self._holder.finish(report, error))
+        stopped = self._holder.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT)
+        if stopped and (error is None or (was_set and isinstance(error, Exception))):
+            raise TurnCancelled(self._holder.cause, node_id=self.id) from None
+        return False
+
+
+class Coordinator:
+    """A blocking connection to one workspace's coordinator; see `remit.coordinator.Coordinator`."""
+
+    def __init__(self, inner: api.Coordinator) -> None:
+        self._inner = inner
+        self._thread: _LoopThread | None = None
+
+    @classmethod
+    def open(
+        cls,
+        workspace: str | Path = ".",
+        *,
+        address: str | None = None,
+        surface: str = "python",
+        grace_s: float = 10.0,
+        progress: Callable[[str], None] | None = None,
+    ) -> Coordinator:
+        """Return a coordinator to enter with `with`; see `remit.coordinator.Coordinator.open`."""
+        return cls(
+            api.Coordinator.open(
+                workspace, address=address, surface=surface, grace_s=grace_s, progress=progress
+            )
+        )
+
+    @property
+    def workspace(self) -> str:
+        """Absolute path of the workspace."""
+        return self._inner.workspace
+
+    def __enter__(self) -> Coordinator:
+        """Connect."""
+        self._inner.connect()
+        self._thread = _LoopThread()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Disconnect; turns that are still held here are cancelled."""
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        self._inner.close()
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        if self._thread is None:
+            _ = self._inner.session  # says in one sentence that it is not open
+            raise RuntimeError("not entered")
+        return self._thread.loop
+
+    def turn(
+        self,
+        name: str = "",
+        *,
+        session: str | None = None,
+        user: str = "",
+        deadline_s: float | None = None,
+        grace_s: float = 5.0,
+        on_disconnect: str = "cancel",
+        busy: str = "reject",
+        limits: Limits | None = None,
+    ) -> Turn:
+        """Return a turn to enter with `with`; see `remit.coordinator.Coordinator.turn`."""
+        request = self._inner.turn_request(
+            name,
+            session=session,
+            user=user,
+            deadline_s=deadline_s,
+            grace_s=grace_s,
+            on_disconnect=on_disconnect,
+            busy=busy,
+            limits=limits,
+        )
+        return Turn(self._inner.session, request, self._loop)
+
+    def turns(self) -> tuple[NodeView, ...]:
+        """Return all turns that the coordinator remembers."""
+        return run_in_loop(self._loop, self._inner.turns())
+
+    def runs(self) -> tuple[NodeView, ...]:
+        """Return all runs that the coordinator remembers."""
+        return run_in_loop(self._loop, self._inner.runs())
+
+    def run(self, run_id: str) -> NodeView:
+        """Return one run as it stands."""
+        return run_in_loop(self._loop, self._inner.run(run_id))
+
+    def tree(self, node_id: str) -> TreeView:
+        """Return a turn or run with everything below it."""
+        return run_in_loop(self._loop, self._inner.tree(node_id))
+
+    def statistics(self) -> dict[str, Any]:
+        """Return counts of turns, runs, slots, hosts and clients."""
+        return run_in_loop(self._loop, self._inner.statistics())
+
+    def cancel(
+        self,
+        target: str,
+        reason: str = "",
+        *,
+        kind: CauseKind = CauseKind.USER_INTERRUPT,
+        kill: bool = False,
+        user: str = "",
+        actor: str = "",
+        grace_s: float | None = None,
+        dry_run: bool = False,
+    ) -> SyncReceipt:
+        """Stop a turn, a run, or the turns of a session; see `remit.coordinator.Coordinator.cancel`."""
+        receipt = run_in_loop(
+            self._loop,
+            self._inner.cancel(
+                target,
+                reason,
+                kind=kind,
+                kill=kill,
+                user=user,
+                actor=actor,
+                grace_s=grace_s,
+                dry_run=dry_run,
+            ),
+        )
+        return SyncReceipt(receipt, self._loop)
+
+    def shutdown(self, reason: str = "shutdown", *, timeout_s: float = 10.0) -> bool:
+        """End this workspace's coordinator; see `remit.coordinator.Coordinator.shutdown`."""
+        return run_in_loop(self._loop, self._inner.shutdown(reason, timeout_s=timeout_s))

@@ -1,0 +1,281 @@
+"""The whole system in one process, without Ray: for tests of agents and of ourselves.
+
+The coordinator runs in a thread with its own event loop, each host in another, as
+they do under Ray; only the transport is a function call. A host that is killed
+stops answering and its reports are dropped, as if its process were gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from remit.agents.host import AgentHost
+from remit.coordinator.api import Coordinator
+from remit.coordinator.life import Life, LoopScheduler
+from remit.coordinator.service import ServiceOptions
+from remit.coordinator.transaction import Settings
+from remit.core.errors import CoordinatorUnavailable
+from remit.journal import Journal, MemoryJournal
+
+__all__ = ["InProcess", "InProcessHost", "open_inprocess"]
+
+
+class LoopThread:
+    """An event loop in a thread."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def call(self, coroutine: Any, timeout_s: float = 30.0) -> Any:
+        """Run a coroutine there and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+    def close(self) -> None:
+        """Cancel what is left in the loop, and end the thread if nothing blocks it."""
+        if self.loop.is_closed():
+            return
+        self.loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._end()))
+        self._thread.join(timeout=2.0)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+    async def _end(self) -> None:
+        me = asyncio.current_task()
+        left = [task for task in asyncio.all_tasks() if task is not me]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=1.0)
+        self.loop.stop()
+
+
+class InProcessLink:
+    """A link that calls the coordinator in its thread; can be cut."""
+
+    def __init__(self, system: InProcess) -> None:
+        self._system = system
+        self.is_cut = False
+        """While true, nothing arrives and callers are told that nobody answers."""
+
+    def submit(self, method: str, blob: bytes) -> Future[bytes]:
+        """Send a request and return a future of its answer."""
+        if self.is_cut or self._system.closed:
+            failed: Future[bytes] = Future()
+            failed.set_exception(CoordinatorUnavailable("the link is cut"))
+            return failed
+        return asyncio.run_coroutine_threadsafe(
+            self._system.service_call(method, blob), self._system.loop
+        )
+
+    def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
+        """Send a request and wait for its answer in this thread."""
+        try:
+            return self.submit(method, blob).result(timeout_s)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            raise CoordinatorUnavailable("the coordinator does not answer") from error
+
+
+class InProcessHost:
+    """A host in a thread of this process."""
+
+    def __init__(
+        self, host_id: str, system: InProcess, on_gone: Callable[[str], None], limit: int
+    ) -> None:
+        self.id = host_id
+        self.link = InProcessLink(system)
+        self.host = AgentHost(
+            host_id,
+            self.link,
+            workspace=Path(system.workspace),
+            max_result_bytes=limit,
+            own_process=False,
+        )
+        self.pid = os.getpid()
+        self.machine = socket.gethostname()
+        self.received: list[str] = []
+        """What arrived, in order: `start` and `control`."""
+        self._thread = LoopThread(f"remit-{host_id[-8:]}")
+        self._on_gone = on_gone
+        self._dead = False
+
+    def start(self, batch: bytes) -> None:
+        """Take a batch of attempts."""
+        if not self._dead:
+            self.received.append("start")
+            self._thread.loop.call_soon_threadsafe(self.host.start, batch)
+
+    def control(self, orders: bytes) -> None:
+        """Take orders, in the sender's thread: a blocked loop does not hold them up."""
+        if not self._dead:
+            self.received.append("control")
+            self.host.control(orders)
+
+    def kill(self, reason: str = "killed") -> None:
+        """Vanish: nothing that still runs here is heard of again."""
+        if self._dead:
+            return
+        self._dead = True
+        self.link.is_cut = True
+        self._on_gone(reason)
+        threading.Thread(target=self._thread.close, daemon=True).start()
+
+    def close(self) -> None:
+        """End the host's thread at the end of a test."""
+        self._dead = True
+        self.host.close()
+        self._thread.close()
+
+
+class InProcessEngine:
+    """Hosts as threads."""
+
+    def __init__(self, system: InProcess, limit: int) -> None:
+        self._system = system
+        self._limit = limit
+        self.hosts: dict[str, InProcessHost] = {}
+        """All hosts ever started, by id."""
+        self.swept: list[int] = []
+        """Process ids that were to be ended for dead hosts."""
+
+    async def spawn(
+        self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]
+    ) -> InProcessHost:
+        """Start a host in a thread."""
+        await self._system.gate("spawn")
+        host = InProcessHost(host_id, self._system, on_gone, self._limit)
+        self.hosts[host_id] = host
+        return host
+
+    async def kill(self, host_id: str) -> None:
+        """Make a host vanish."""
+        host = self.hosts.get(host_id)
+        if host is not None:
+            host.kill()
+
+    def sweep(self, run_id: str, pid: int, start_time: float, machine: str) -> None:
+        """Note which process would be ended."""
+        self.swept.append(pid)
+
+    def exit(self) -> None:
+        """Nothing to end: the process is the test's."""
+
+
+class InProcess:
+    """A coordinator with its hosts in this process.
+
+    Args:
+        workspace: folder for outputs.
+        settings: the workspace's numbers.
+        journal: where events go; in memory by default.
+        poll_s: longest time a poll is parked.
+    """
+
+    def __init__(
+        self,
+        workspace: str | Path,
+        *,
+        settings: Settings | None = None,
+        journal: Journal | None = None,
+        poll_s: float = 0.5,
+    ) -> None:
+        self.workspace = str(workspace)
+        self.journal: Journal = journal or MemoryJournal()
+        self.settings = settings or Settings()
+        self.closed = False
+        self.calls: list[str] = []
+        """Names of the requests that arrived, in order."""
+        self._gates: dict[str, asyncio.Event] = {}
+        self._thread = LoopThread("remit-coordinator")
+        self.engine = InProcessEngine(self, self.settings.max_result_bytes)
+        self.life: Life = self._thread.call(self._begin(poll_s))
+
+    async def _begin(self, poll_s: float) -> Life:
+        options = ServiceOptions(workspace=self.workspace, poll_s=poll_s, housekeeping_s=0.1)
+        return await Life.begin(
+            options,
+            engine=self.engine,
+            settings=self.settings,
+            scheduler=LoopScheduler(),
+            journal=self.journal,
+        )
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The coordinator's event loop."""
+        return self._thread.loop
+
+    async def service_call(self, method: str, blob: bytes) -> bytes:
+        """Pass a request on, through the gate of its name."""
+        self.calls.append(method)
+        await self.gate(method)
+        return await self.life.service.call(method, blob)
+
+    async def gate(self, name: str) -> None:
+        """Wait here while the gate of this name is shut."""
+        event = self._gates.get(name)
+        if event is not None:
+            await event.wait()
+
+    def shut(self, name: str) -> None:
+        """Hold back requests of this name (or `spawn`) until `let_through`."""
+
+        async def make() -> None:
+            self._gates[name] = asyncio.Event()
+
+        self._thread.call(make())
+
+    def let_through(self, name: str) -> None:
+        """Open a gate again."""
+
+        async def release() -> None:
+            self._gates.pop(name).set()
+
+        self._thread.call(release())
+
+    def link(self) -> InProcessLink:
+        """Return a new link, as another process would have one."""
+        return InProcessLink(self)
+
+    def coordinator(self, *, surface: str = "python", grace_s: float = 10.0) -> Coordinator:
+        """Return a client, as another process would have one; enter it with `async with`."""
+        return Coordinator(self.workspace, self.link, surface=surface, grace_s=grace_s)
+
+    def close(self) -> None:
+        """End everything; bounded."""
+        if self.closed:
+            return
+        for host in self.engine.hosts.values():
+            host.close()
+        self.closed = True
+        self._thread.close()
+        self.journal.close()
+
+
+@contextmanager
+def open_inprocess(
+    workspace: str | Path,
+    *,
+    settings: Settings | None = None,
+    journal: Journal | None = None,
+    poll_s: float = 0.5,
+) -> Iterator[InProcess]:
+    """Run a coordinator and its hosts in this process for the time of a block."""
+    system = InProcess(workspace, settings=settings, journal=journal, poll_s=poll_s)
+    try:
+        yield system
+    finally:
+        system.close()
