@@ -137,6 +137,8 @@ def delegate(tx: Transaction, request: DelegateRequest) -> tuple[Node, ...]:
             )
         )
         raise error
+    # A new request is a new try: what kept hosts from starting may be over.
+    tx.state.spawn_failures.clear()
     accepted = tuple(_accept(tx, parent, request, run) for run in request.runs)
     for node in accepted:
         if node.after and not node.is_ended:

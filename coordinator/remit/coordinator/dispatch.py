@@ -13,7 +13,6 @@ from remit.coordinator.engine import Engine, HostLink
 from remit.coordinator.mailbox import Mailboxes
 from remit.coordinator.state import Node, WorkspaceState
 from remit.coordinator.transaction import Effects
-from remit.core.errors import RemitError
 from remit.core.messages import (
     DelegateRequest,
     EndedNotice,
@@ -173,7 +172,7 @@ class Dispatcher:
 
         try:
             link = await self._engine.spawn(host_id, resources, gone)
-        except RemitError as error:
+        except Exception as error:  # a host that cannot be started is gone, whatever the engine says
             logger.warning("host %s did not start: %s", host_id, error)
             self._gone(host_id, str(error))
             return

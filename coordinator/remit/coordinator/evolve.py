@@ -421,6 +421,7 @@ def _host_ready(state: WorkspaceState, event: HostBecameReady) -> None:
         host.pid = event.pid
         host.machine = event.machine
         host.idle_since = event.at
+        state.spawn_failures.pop(host.resources_key, None)
 
 
 def _host_draining(state: WorkspaceState, event: HostDraining) -> None:
@@ -431,7 +432,10 @@ def _host_draining(state: WorkspaceState, event: HostDraining) -> None:
 
 
 def _host_gone(state: WorkspaceState, event: HostGone) -> None:
-    state.hosts.pop(event.node_id, None)
+    host = state.hosts.pop(event.node_id, None)
+    if host is not None and not host.ready and not event.expected:
+        count, _ = state.spawn_failures.get(host.resources_key, (0, ""))
+        state.spawn_failures[host.resources_key] = (count + 1, event.reason)
 
 
 def _nothing(state: WorkspaceState, event: Event) -> None:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from remit.coordinator.settling import fail_unstarted
 from remit.coordinator.state import HostState, Node, Pool
 from remit.coordinator.transaction import Transaction
 from remit.core.events import HostDraining, HostRequested, RunResumed, RunStarted
@@ -17,13 +18,30 @@ from remit.core.events import HostDraining, HostRequested, RunResumed, RunStarte
 __all__ = ["host_has_room", "let_idle_hosts_go", "pump"]
 
 
+MAX_SPAWN_FAILURES = 3
+"""Hosts that failed to start in a row before the runs that need one fail too."""
+
+
 def pump(tx: Transaction) -> None:
     """Start or resume whatever may go on now, and ask for hosts that are missing."""
+    if tx.state.spawn_failures:
+        _fail_hopeless(tx)
     missing: dict[tuple[str, str, Pool], int] = {}
     for pool in Pool:
         _resume(tx, pool)
         _start_queued(tx, pool, missing)
     _ask_for_hosts(tx, missing)
+
+
+def _fail_hopeless(tx: Transaction) -> None:
+    """Fail what waits for hosts that cannot be started, and say why."""
+    for key, (count, reason) in tx.state.spawn_failures.items():
+        if count < MAX_SPAWN_FAILURES:
+            continue
+        waiting = [name for queue in tx.state.queues.values() for name in queue]
+        for node in [tx.state.nodes[name] for name in [*waiting, *tx.state.delayed]]:
+            if node.resources_key == key and not node.is_ended:
+                fail_unstarted(tx, node, f"no agent host could be started: {reason}")
 
 
 def _limiter(tx: Transaction, node: Node) -> Node | None:
@@ -173,6 +191,9 @@ def _ask_for_hosts(tx: Transaction, missing: dict[tuple[str, str, Pool], int]) -
     if tx.state.stopping:
         return
     wanted: dict[str, int] = {}
+    hopeless = {
+        key for key, (count, _) in tx.state.spawn_failures.items() if count >= MAX_SPAWN_FAILURES
+    }
     for (_, resources_key, pool), count in missing.items():
         wanted[resources_key] = wanted.get(resources_key, 0) + (
             1 if pool is Pool.SHARED else count
@@ -180,6 +201,8 @@ def _ask_for_hosts(tx: Transaction, missing: dict[tuple[str, str, Pool], int]) -
     wanted[""] = wanted.get("", 0) + tx.settings.warm_hosts + _growth(tx)
     starting = sum(not host.ready for host in tx.state.hosts.values())
     for resources_key, count in wanted.items():
+        if resources_key in hopeless:
+            continue
         spare = sum(
             host.resources_key == resources_key and host.pool is None and not host.draining
             for host in tx.state.hosts.values()

@@ -158,14 +158,14 @@ class RayEngine:
         self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]
     ) -> RayHostLink:
         """Start a host actor and wait until it answers."""
+        _check_feasible(resources)
         options = {"num_cpus": 0, **resources}
         actor = (
-            ray.remote(HostShell)
+            ray.remote(concurrency_groups={"control": 64, "watch": 8})(HostShell)
             .options(
                 name=f"host-{host_id}",
                 namespace=NAMESPACE,
                 max_concurrency=_MANY,
-                concurrency_groups={"control": 64, "watch": 8},
                 max_restarts=0,
                 max_task_retries=0,
                 **options,
@@ -212,6 +212,17 @@ class RayEngine:
     def exit(self) -> None:
         """End this coordinator's process for good."""
         ray.kill(self._me, no_restart=True)
+
+
+def _check_feasible(resources: Mapping[str, Any]) -> None:
+    """Refuse what no machine of the cluster has: Ray would wait for it for ever."""
+    total = ray.cluster_resources()
+    for option, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
+        wanted, there = resources.get(option, 0), total.get(resource, 0.0)
+        if wanted > there:
+            raise CoordinatorUnavailable(
+                f"an agent asks for {option}={wanted} and the cluster has {there:g} in all"
+            )
 
 
 def _sweep(run_id: str, pid: int, start_time: float) -> None:
@@ -287,6 +298,8 @@ def connect(address: str) -> None:
     global _connections, _ours  # Ray itself is one connection a process
     with _connections_lock:
         if not ray.is_initialized():
+            # It warns that it cannot handle SIGTERM in this thread, which is what we want.
+            logging.getLogger("ray").setLevel(logging.ERROR)
             try:
                 ray.init(
                     address=address,

@@ -29,7 +29,7 @@ from remit.core.events import (
 from remit.core.messages import ReportEnded
 from remit.core.outcome import Outcome
 
-__all__ = ["Ending", "end_blocked", "settle", "settle_report", "start_turns"]
+__all__ = ["Ending", "end_blocked", "fail_unstarted", "settle", "settle_report", "start_turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +230,14 @@ def _end_run(
         )
     tx.emit(event, payload)
     _after_end(tx, node)
+
+
+def fail_unstarted(tx: Transaction, node: Node, reason: str) -> None:
+    """End a run that cannot be started; it never was."""
+    report = ReportEnded(
+        node.id, node.attempt, "raised", error_type="HostNotStarted", error=reason
+    )
+    _end_run(tx, node, Ending(Outcome.FAILED), report)
 
 
 def end_blocked(tx: Transaction, node: Node, dependency: Node) -> None:

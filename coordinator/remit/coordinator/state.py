@@ -278,6 +278,8 @@ class WorkspaceState:
         self.delayed: dict[str, None] = {}
         self.parking: dict[str, None] = {}
         """Nodes that have runs parked under their `max_concurrent`."""
+        self.spawn_failures: dict[str, tuple[int, str]] = {}
+        """Resources -> (starts of hosts that failed in a row, last reason)."""
         self.live_runs = 0
         self.live_turns = 0
         self.refused = 0

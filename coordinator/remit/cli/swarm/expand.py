@@ -236,7 +236,8 @@ def _outputs(process: subprocess.Popen[bytes], program: str) -> tuple[bytes, byt
     """Read both outputs to their end, within the bounds of time and size; return the status too."""
     limit = time.monotonic() + LINES_TIMEOUT_S
     too_long = _refusal("lines", f"{program!r} did not end within {LINES_TIMEOUT_S:g} seconds and was stopped")
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     output, complaint = bytearray(), bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ, output)

@@ -199,7 +199,7 @@ class _Reader:
         return self._root
 
     def _take(self, event: yaml.Event) -> None:
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 0
         match event:
             case yaml.AliasEvent():
                 self._add(self._alias(event.anchor, line), line)
@@ -252,8 +252,8 @@ class _Reader:
         if anchor:
             self._anchors[anchor] = node
 
-    def _alias(self, anchor: str, line: int) -> _Node:
-        if anchor not in self._anchors:
+    def _alias(self, anchor: str | None, line: int) -> _Node:
+        if anchor is None or anchor not in self._anchors:
             raise _Unreadable(f"refers to *{anchor}, and nothing above is marked &{anchor}", line)
         node = self._anchors[anchor]
         if node is None:

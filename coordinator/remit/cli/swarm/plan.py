@@ -180,7 +180,8 @@ def _planned_agent(name: str, spec: AgentSpec) -> PlannedAgent:
     if spec.python is not None:
         return PlannedPython(name=name, description=description, reference=spec.python, isolation=spec.isolation)
     template = spec.template()
-    assert template is not None and spec.command is not None
+    assert template is not None
+    assert spec.command is not None
     return PlannedCommand(
         name=name,
         description=description,
@@ -289,7 +290,8 @@ def _command_arguments(
     values = {name: value for name, value in scope.items() if name in template.fields} | dict(arguments)
     # A command sees texts only, and `True` is Python's spelling, not that of the file.
     values = {name: _text(value) if isinstance(value, bool) else value for name, value in values.items()}
-    template.render(values | {AFTER_FIELD: "" for name in template.fields if name == AFTER_FIELD})
+    # A trial: whoever carries out the plan fills {after} in the same way.
+    template.render(values | ({AFTER_FIELD: AFTER_FIELD} if AFTER_FIELD in template.fields else {}))
     return values
 
 
@@ -301,7 +303,7 @@ def _filled(value: Any, scope: Mapping[str, Any]) -> Any:
     if isinstance(value, dict):
         return {key: _filled(below, scope) for key, below in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_filled(below, scope) for below in cast("list[Any]", value)]
+        return [_filled(below, scope) for below in value]
     if not isinstance(value, str):
         return value
     whole = _FIELD.fullmatch(value)
@@ -342,7 +344,7 @@ def _unknown_fields(value: Any, path: FieldPath, item: str | None) -> Iterator[F
         for key, below in cast("dict[str, Any]", value).items():
             yield from _unknown_fields(below, (*path, key), item)
     elif isinstance(value, list):
-        for position, below in enumerate(cast("list[Any]", value)):
+        for position, below in enumerate(value):
             yield from _unknown_fields(below, (*path, position), item)
     elif isinstance(value, str):
         for match in _FIELD.finditer(value):
