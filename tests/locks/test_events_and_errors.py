@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from remit.core.errors import InvalidArgument, Refused as CoreRefused, RemitError
+from remit.core.errors import InvalidArgument, RemitError
+from remit.core.errors import Refused as CoreRefused
 from remit.locks import (
     Area,
     AreaKind,

@@ -466,31 +466,30 @@ def test_areas_of_the_model_overlap_as_their_paths_do() -> None:
         assert overlap(one, two) == bool(HELD[one.kind, one.key] & HELD[two.kind, two.key]), (one, two)
 
 
+def run_machine(*, examples: int, steps: int) -> None:
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(TableMachine, settings=chosen)
+
+
 @pytest.mark.requirement("F12")
 @pytest.mark.requirement("F13")
 @pytest.mark.field_report("E13")
-@pytest.mark.timeout(120)
 def test_table_agrees_with_a_naive_list() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        TableMachine,
-        settings=settings(
-            max_examples=400,
-            stateful_step_count=50,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(examples=80, steps=50)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_table_agrees_with_a_naive_list_at_length() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        TableMachine,
-        settings=settings(
-            max_examples=10_000,
-            stateful_step_count=60,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+@pytest.mark.timeout(300)
+def test_table_agrees_with_a_naive_list_over_tens_of_thousands_of_steps() -> None:
+    run_machine(examples=400, steps=60)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7_200)
+def test_table_agrees_with_a_naive_list_over_a_million_steps() -> None:
+    run_machine(examples=20_000, steps=60)

@@ -26,12 +26,15 @@ from remit.agents.payload import decode, encode_result
 from remit.core.cause import CauseKind
 from remit.core.errors import CommandTimedOut, RemitError, TurnCancelled
 from remit.core.messages import ReportEnded, StartItem
+from remit.core.outcome import Outcome
 from remit.core.scope import TaskScope
 from remit.core.signal import CancelSignal
 from remit.journal.redact import preview
+from remit.telemetry import NodeSpan
 
 __all__ = [
     "BodyTasks",
+    "end_span",
     "ended_before_start",
     "failed_before_start",
     "run_body",
@@ -42,9 +45,7 @@ __all__ = [
 _MAX_TRACEBACK = 16 * 1024
 _PREVIEW_BYTES = 2048
 
-current_tasks: contextvars.ContextVar[BodyTasks | None] = contextvars.ContextVar(
-    "remit_body_tasks", default=None
-)
+current_tasks: contextvars.ContextVar[BodyTasks | None] = contextvars.ContextVar("remit_body_tasks", default=None)
 
 
 class BodyTasks:
@@ -68,9 +69,7 @@ class BodyTasks:
             await asyncio.wait(list(self.open), timeout=0.1)
 
 
-def task_factory(
-    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **kwargs: Any
-) -> asyncio.Task[Any]:
+def task_factory(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **kwargs: Any) -> asyncio.Task[Any]:
     """Make tasks of a host's loop; those made inside a body are remembered with it."""
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **kwargs)
     tasks = current_tasks.get()
@@ -118,9 +117,7 @@ async def run_body(
     return _report_returned(item, value, signal, max_result_bytes)
 
 
-async def _call(
-    agent: Any, context: Any, arguments: dict[str, Any], signal: CancelSignal
-) -> Any:
+async def _call(agent: Any, context: Any, arguments: dict[str, Any], signal: CancelSignal) -> Any:
     if not isinstance(agent, AgentDefinition):
         return await agent.run_command_agent(context, **arguments)
     if agent.is_async:
@@ -171,9 +168,7 @@ async def _in_thread(call: Callable[[], Any], *, item_name: str) -> Any:
     return value
 
 
-def _report_returned(
-    item: StartItem, value: Any, signal: CancelSignal, max_result_bytes: int
-) -> ReportEnded:
+def _report_returned(item: StartItem, value: Any, signal: CancelSignal, max_result_bytes: int) -> ReportEnded:
     try:
         payload = encode_result(value, max_result_bytes)
     except RemitError as error:
@@ -198,9 +193,7 @@ def _preview(value: Any) -> str:
     return json.dumps(preview(value, max_bytes=_PREVIEW_BYTES), ensure_ascii=False)
 
 
-def _report_raised(
-    item: StartItem, error: BaseException, signal: CancelSignal, *, was_set: bool
-) -> ReportEnded:
+def _report_raised(item: StartItem, error: BaseException, signal: CancelSignal, *, was_set: bool) -> ReportEnded:
     unwound = isinstance(error, (TurnCancelled, asyncio.CancelledError))
     if unwound and was_set:
         cause = signal.cause
@@ -210,9 +203,7 @@ def _report_raised(
     return _failure(item, error, signal, was_set=was_set)
 
 
-def _failure(
-    item: StartItem, error: BaseException, signal: CancelSignal, *, was_set: bool
-) -> ReportEnded:
+def _failure(item: StartItem, error: BaseException, signal: CancelSignal, *, was_set: bool) -> ReportEnded:
     cause = signal.cause
     expired = was_set and cause is not None and cause.kind is CauseKind.ATTEMPT_TIMEOUT
     expired = expired or (not was_set and isinstance(error, CommandTimedOut))
@@ -249,9 +240,7 @@ def ended_before_start(item: StartItem, signal: CancelSignal) -> ReportEnded:
     """Return the report of an attempt that was cancelled before its body began."""
     cause = signal.cause
     expired = cause is not None and cause.kind is CauseKind.ATTEMPT_TIMEOUT
-    return ReportEnded(
-        item.run_id, item.attempt, "timed_out" if expired else "cancelled", before_cancel=False
-    )
+    return ReportEnded(item.run_id, item.attempt, "timed_out" if expired else "cancelled", before_cancel=False)
 
 
 def stale_host(item: StartItem, modules: list[str]) -> ReportEnded:
@@ -263,3 +252,18 @@ def stale_host(item: StartItem, modules: list[str]) -> ReportEnded:
         error_type="StaleHost",
         error=f"edited since this host had loaded them: {', '.join(sorted(modules)[:5])}",
     )
+
+
+def end_span(span: NodeSpan, report: ReportEnded, signal: CancelSignal) -> None:
+    """End an attempt's span as this host sees it; the same rules as the decider's."""
+    cause = signal.cause
+    own = cause is not None and cause.kind is CauseKind.DEADLINE and cause.origin == report.run_id
+    if report.report == "timed_out" or (own and not report.before_cancel):
+        outcome = Outcome.TIMED_OUT
+    elif report.report == "raised" and report.before_cancel:
+        outcome = Outcome.FAILED
+    elif signal.is_set:
+        outcome = Outcome.CANCELLED
+    else:
+        outcome = Outcome.SUCCEEDED if report.report == "returned" else Outcome.FAILED
+    span.end(outcome, cause=cause, error_type=report.error_type)

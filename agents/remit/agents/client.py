@@ -104,9 +104,7 @@ class ClientSession:
                 f"the running coordinator speaks protocol {self.opened.protocol} and this program "
                 f"{PROTOCOL}: stop it (remit down) so that the installed version starts"
             )
-        self._thread = threading.Thread(
-            target=self._listen, name=f"remit-poll-{self.client_id[-6:]}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._listen, name=f"remit-poll-{self.client_id[-6:]}", daemon=True)
         self._thread.start()
 
     def close(self, *, say_goodbye: bool = True) -> None:
@@ -204,9 +202,7 @@ class ClientSession:
 
     def _poll(self, ack: int) -> PollReply:
         poll_s = self.opened.poll_s
-        reply: PollReply = self.request_blocking(
-            "poll", (self.client_id, ack, poll_s), poll_s + _CALL_MARGIN_S
-        )
+        reply: PollReply = self.request_blocking("poll", (self.client_id, ack, poll_s), poll_s + _CALL_MARGIN_S)
         return reply
 
     def _open_again(self) -> None:
@@ -234,9 +230,7 @@ class ClientSession:
                 tracked.notice(notice)
 
     def _give_up(self, error: RemitError) -> None:
-        self._failed = CoordinatorUnavailable(
-            f"the coordinator has not answered for {self._give_up_s:.0f} s: {error}"
-        )
+        self._failed = CoordinatorUnavailable(f"the coordinator has not answered for {self._give_up_s:.0f} s: {error}")
         with self._lock:
             names = list(self._tracked)
         for name in names:

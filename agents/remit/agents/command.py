@@ -154,9 +154,7 @@ def _program_name(template: CommandTemplate) -> str:
 
 def _failure_text(name: str, result: CommandResult) -> str:
     how = (
-        f"was ended by signal {result.signal}"
-        if result.signal is not None
-        else f"ended with status {result.exit_code}"
+        f"was ended by signal {result.signal}" if result.signal is not None else f"ended with status {result.exit_code}"
     )
     said = (str(result.stderr).strip() or str(result.stdout).strip()).splitlines()
     tail = said[-1][:_SHOWN_ERROR] if said else ""

@@ -29,6 +29,7 @@ from remit.core.messages import (
 from remit.core.signal import CancelSignal
 from remit.journal.redact import preview
 from remit.processes import CommandOutcome, CommandResult, ProcessIdentity, run_command
+from remit.telemetry import NodeSpan
 
 __all__ = ["RunContext"]
 
@@ -53,6 +54,7 @@ class RunContext(Delegator):
         workspace: Path,
         machine: str,
         max_result_bytes: int,
+        span: NodeSpan | None = None,
     ) -> None:
         super().__init__(
             session=None,
@@ -60,6 +62,7 @@ class RunContext(Delegator):
             turn_id=item.turn_id,
             attempt=item.attempt,
             signal=signal,
+            span=span,
         )
         self._item = item
         self._kill = kill
@@ -281,11 +284,7 @@ class RunContext(Delegator):
         """Fail a wait that could never end (called in the body's loop)."""
         wait = self._waits.get(wait_id)
         if wait is not None and not wait[1].done():
-            wait[1].set_exception(
-                WaitCycle(
-                    f"{self.run_id} would wait for itself: {cycle}", cycle=cycle.split(" -> ")
-                )
-            )
+            wait[1].set_exception(WaitCycle(f"{self.run_id} would wait for itself: {cycle}", cycle=cycle.split(" -> ")))
 
 
 async def _shared(future: asyncio.Future[None]) -> None:

@@ -61,8 +61,7 @@ class AgentDefinition:
             inspect.signature(self.fn).bind(None, **arguments)
         except TypeError as error:
             raise InvalidArgument(
-                f"agent {self.name!r} cannot be called with "
-                f"({', '.join(arguments) or 'no arguments'}): {error}"
+                f"agent {self.name!r} cannot be called with ({', '.join(arguments) or 'no arguments'}): {error}"
             ) from None
 
     def reference(self) -> tuple[str, str] | None:
@@ -153,9 +152,7 @@ def agent_of(
         raise InvalidArgument(f"an agent is made of a function, not of {fn!r}")
     label = name or getattr(fn, "__name__", type(fn).__name__)
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise InvalidArgument(
-            f"agent {label!r} is a generator; return a value, and use ctx.partial() on the way"
-        )
+        raise InvalidArgument(f"agent {label!r} is a generator; return a value, and use ctx.partial() on the way")
     if isolation not in (None, "shared", "actor"):
         raise InvalidArgument(f"isolation of {label!r} must be 'shared' or 'actor', not {isolation!r}")
     is_async = inspect.iscoroutinefunction(fn)

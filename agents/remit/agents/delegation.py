@@ -27,6 +27,7 @@ from remit.core.outcome import Outcome
 from remit.core.scope import current_scope, shielded
 from remit.core.signal import CancelSignal
 from remit.journal.redact import preview
+from remit.telemetry import NodeSpan
 
 __all__ = ["Delegator"]
 
@@ -42,6 +43,7 @@ class Delegator(ABC):
         turn_id: the turn whose tree that is in.
         attempt: which attempt of a run this is; 0 for a turn.
         signal: set when the turn or run is cancelled.
+        span: the span of that turn or run, if there is one.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class Delegator(ABC):
         turn_id: str,
         attempt: int,
         signal: CancelSignal,
+        span: NodeSpan | None = None,
     ) -> None:
         self._session = session
         self._node_id = node_id
         self._turn_id = turn_id
         self._attempt = attempt
         self._signal = signal
+        self._span = span or NodeSpan()
 
     # -- who this is ---------------------------------------------------------------
 
@@ -136,9 +140,7 @@ class Delegator(ABC):
             option_list = list(options)
         return await self._delegate(agent, argument_list, option_list)
 
-    async def _delegate(
-        self, agent: Any, arguments: list[dict[str, Any]], options: list[RunOptions]
-    ) -> list[Run]:
+    async def _delegate(self, agent: Any, arguments: list[dict[str, Any]], options: list[RunOptions]) -> list[Run]:
         self._signal.raise_if_set()
         request, runs = self.prepare([agent] * len(arguments), arguments, options)
         await self.send(request, runs)
@@ -156,9 +158,7 @@ class Delegator(ABC):
             UsageError: see `delegate`.
         """
         if not len(agents) == len(arguments) == len(options):
-            raise InvalidArgument(
-                f"{len(arguments)} sets of arguments and {len(options)} sets of options"
-            )
+            raise InvalidArgument(f"{len(arguments)} sets of arguments and {len(options)} sets of options")
         bundles: dict[int, AgentBundle] = {}
         runs: list[Run] = []
         for candidate, option in zip(agents, options, strict=True):
@@ -186,6 +186,7 @@ class Delegator(ABC):
             env=dumps(environment),
             agents={packed.key: packed.blob for packed in bundles.values()},
             runs=requests,
+            trace=self._span.carrier,
         )
         return request, runs
 
@@ -260,9 +261,7 @@ class Delegator(ABC):
                 self._signal.raise_if_set()
                 yield run
 
-    async def wait_runs(
-        self, runs: Iterable[Run], *, enough: Callable[[], bool], timeout_s: float | None
-    ) -> bool:
+    async def wait_runs(self, runs: Iterable[Run], *, enough: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until enough has ended; the primitive behind all waits for runs.
 
         Args:
@@ -303,11 +302,10 @@ class Delegator(ABC):
         yield None
 
     async def _go_on(self) -> None:
-        """Take one's place again after a wait."""
+        """Take one's place again after a wait; a turn has none to take."""
+        return
 
-    async def _watched(
-        self, awaitable: Any, refusal: asyncio.Future[None] | None = None
-    ) -> Any:
+    async def _watched(self, awaitable: Any, refusal: asyncio.Future[None] | None = None) -> Any:
         """Await something under this turn's or run's signal.
 
         Where a scope of the same signal holds the current task, the scope cancels
@@ -381,9 +379,7 @@ class Delegator(ABC):
             A receipt: the cancel is durable and everything live has been told. The
             next wait of this turn or run raises `TurnCancelled`.
         """
-        receipt = await request_cancel(
-            self.session, self._node_id, reason=reason, kill=kill, actor=self._node_id
-        )
+        receipt = await request_cancel(self.session, self._node_id, reason=reason, kill=kill, actor=self._node_id)
         if receipt.accepted and receipt.cause is not None:
             self._signal.set(receipt.cause)
         return receipt
@@ -402,9 +398,7 @@ class _Waker:
 
     __slots__ = ("_delivery", "_enough", "_over", "_posted")
 
-    def __init__(
-        self, delivery: LoopDelivery, over: asyncio.Future[None], enough: Callable[[], bool]
-    ) -> None:
+    def __init__(self, delivery: LoopDelivery, over: asyncio.Future[None], enough: Callable[[], bool]) -> None:
         self._delivery = delivery
         self._over = over
         self._enough = enough

@@ -125,11 +125,7 @@ def capture() -> CodeEnvironment:
         sys_path=tuple(dict.fromkeys(p for p in paths if not _is_installed(p))),
         cwd=os.getcwd(),
         environ=tuple(
-            sorted(
-                (name, value)
-                for name, value in os.environ.items()
-                if name not in _VOLATILE and not _is_ours(name)
-            )
+            sorted((name, value) for name, value in os.environ.items() if name not in _VOLATILE and not _is_ours(name))
         ),
         modules=tuple(sorted(_seen.values())),
     )
@@ -160,6 +156,4 @@ def _module_entry(name: str, file: str | None) -> tuple[str, str, int, int] | No
 def stale_modules() -> list[str]:
     """Return user modules of this process whose files have changed since they were loaded."""
     _note_modules()
-    return [
-        name for name, entry in _seen.items() if _module_entry(name, entry[1]) not in (entry, None)
-    ]
+    return [name for name, entry in _seen.items() if _module_entry(name, entry[1]) not in (entry, None)]

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from remit.agents.body import (
+    end_span,
     ended_before_start,
     failed_before_start,
     run_body,
@@ -49,6 +50,7 @@ from remit.core.messages import (
     loads,
 )
 from remit.core.signal import CancelSignal
+from remit.telemetry import NodeSpan, start_run_span
 
 __all__ = ["AgentHost"]
 
@@ -92,9 +94,7 @@ class AgentHost:
         self._env_key = ""
         self._agents: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._signals: weakref.WeakValueDictionary[str, CancelSignal] = (
-            weakref.WeakValueDictionary()
-        )
+        self._signals: weakref.WeakValueDictionary[str, CancelSignal] = weakref.WeakValueDictionary()
         self._kills: weakref.WeakValueDictionary[str, CancelSignal] = weakref.WeakValueDictionary()
         self._ordered: OrderedDict[str, Cause] = OrderedDict()
         self._ordered_kills: OrderedDict[str, Cause] = OrderedDict()
@@ -133,8 +133,7 @@ class AgentHost:
                 self._env_key = batch.env_key
             elif self._env_key != batch.env_key:
                 raise InternalError(
-                    f"host {self.host_id} is bound to environment {self._env_key} and got work "
-                    f"of {batch.env_key}"
+                    f"host {self.host_id} is bound to environment {self._env_key} and got work of {batch.env_key}"
                 )
         except Exception as error:  # whatever is wrong with the environment fails its runs
             return error
@@ -159,6 +158,14 @@ class AgentHost:
         except Exception as error:  # importing runs user code: anything may come out
             self._outbox.put(failed_before_start(item, error))
             return
+        span = start_run_span(
+            item.run_id,
+            turn_id=item.turn_id,
+            parent_id=item.path[-1] if item.path else "",
+            agent=item.agent_name,
+            attempt=item.attempt,
+            carrier=item.trace,
+        )
         context = RunContext(
             item,
             signal=signal,
@@ -168,10 +175,11 @@ class AgentHost:
             workspace=self._workspace,
             machine=self.machine,
             max_result_bytes=self._max_result_bytes,
+            span=span,
         )
         self._contexts[item.run_id] = context
         self._attempts[item.run_id] = (item.attempt, signal)
-        task = loop.create_task(self._attend(agent, item, context, signal))
+        task = loop.create_task(self._attend(agent, item, context, signal, span))
         self._tasks[item.run_id] = task
 
     def _agent(self, key: str, batch: StartBatch) -> Any:
@@ -181,16 +189,20 @@ class AgentHost:
         return found
 
     async def _attend(
-        self, agent: Any, item: StartItem, context: RunContext, signal: CancelSignal
+        self,
+        agent: Any,
+        item: StartItem,
+        context: RunContext,
+        signal: CancelSignal,
+        span: NodeSpan,
     ) -> None:
         try:
-            report = await run_body(
-                agent, item, context, signal=signal, max_result_bytes=self._max_result_bytes
-            )
+            report = await run_body(agent, item, context, signal=signal, max_result_bytes=self._max_result_bytes)
         finally:
             del self._tasks[item.run_id]
             del self._contexts[item.run_id]
             del self._attempts[item.run_id]
+        end_span(span, report, signal)
         self._outbox.put(report)
 
     def stale(self) -> list[str]:
@@ -243,9 +255,7 @@ class AgentHost:
                 refusal = order
                 self._in_loop(
                     order.run_id,
-                    lambda context, refusal=refusal: context.wait_refused(
-                        refusal.wait_id, refusal.cycle
-                    ),
+                    lambda context, refusal=refusal: context.wait_refused(refusal.wait_id, refusal.cycle),
                 )
 
     def _cancel(self, order: CancelOrder) -> None:

@@ -37,9 +37,7 @@ class Outbox:
         on_unreachable: called with the number of failures in a row after each.
     """
 
-    def __init__(
-        self, host_id: str, link: Link, on_unreachable: Callable[[int], None] | None = None
-    ) -> None:
+    def __init__(self, host_id: str, link: Link, on_unreachable: Callable[[int], None] | None = None) -> None:
         self._host_id = host_id
         self._link = link
         self._on_unreachable = on_unreachable

@@ -73,9 +73,7 @@ def encode_arguments(arguments: Mapping[str, Any], agent_name: str) -> bytes:
                     f"argument {name!r} of {agent_name!r} is a {type(value).__name__} and cannot "
                     f"be pickled ({inner}); pass plain data, a path or an id instead"
                 ) from inner
-        raise ArgumentNotPicklable(
-            f"the arguments of {agent_name!r} cannot be pickled: {error}"
-        ) from error
+        raise ArgumentNotPicklable(f"the arguments of {agent_name!r} cannot be pickled: {error}") from error
 
 
 def encode_agent(agent: object, agent_name: str) -> bytes:
@@ -116,8 +114,7 @@ def encode_result(value: object, limit_bytes: int) -> bytes:
         ) from error
     if len(blob) > limit_bytes:
         raise ResultTooLarge(
-            f"the result is {len(blob)} bytes pickled and the limit is {limit_bytes}; "
-            "write a file and return its path"
+            f"the result is {len(blob)} bytes pickled and the limit is {limit_bytes}; write a file and return its path"
         )
     return blob
 

@@ -67,9 +67,7 @@ class Owner(Protocol):
         """The connection that the handles came through."""
         ...
 
-    async def wait_runs(
-        self, runs: Iterable[Run], *, enough: Callable[[], bool], timeout_s: float | None
-    ) -> bool:
+    async def wait_runs(self, runs: Iterable[Run], *, enough: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait for ends of runs, watching one's own signal."""
         ...
 
@@ -227,9 +225,7 @@ class Run:
         Returns:
             A receipt: the cancel is durable and everything live has been told.
         """
-        return await request_cancel(
-            self._owner.session, self.id, reason=reason, kill=kill, kind=kind
-        )
+        return await request_cancel(self._owner.session, self.id, reason=reason, kill=kill, kind=kind)
 
     # -- for the session -----------------------------------------------------------
 
@@ -328,9 +324,7 @@ class CancelReceipt:
         deadline = time.monotonic() + timeout_s
         while True:
             left = max(0.0, deadline - time.monotonic())
-            summary: CancelSummary | None = await self.session.request(
-                "cancel_status", (self.request_id, left)
-            )
+            summary: CancelSummary | None = await self.session.request("cancel_status", (self.request_id, left))
             if summary is None or summary.quiet or left <= 0:
                 return replace(self, summary=summary)
 

@@ -99,7 +99,5 @@ class SyncRunContext(SyncDelegator):
         """Run a program; see `RunContext.process`."""
         return run_in_loop(
             self._loop,
-            self._context.process(
-                argv, env=env, cwd=cwd, timeout_s=timeout_s, grace_s=grace_s
-            ),
+            self._context.process(argv, env=env, cwd=cwd, timeout_s=timeout_s, grace_s=grace_s),
         )

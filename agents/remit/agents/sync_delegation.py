@@ -128,13 +128,9 @@ class SyncDelegator:
         """Poll it with `is_set` or `raise_if_set()`; a plain body is not interrupted."""
         return self._delegator.signal
 
-    def delegate(
-        self, agent: Any, /, *, options: RunOptions | None = None, **arguments: Any
-    ) -> SyncRun:
+    def delegate(self, agent: Any, /, *, options: RunOptions | None = None, **arguments: Any) -> SyncRun:
         """Delegate one run; see `Delegator.delegate`."""
-        run = run_in_loop(
-            self._loop, self._delegator.delegate(agent, options=_plain(options), **arguments)
-        )
+        run = run_in_loop(self._loop, self._delegator.delegate(agent, options=_plain(options), **arguments))
         return SyncRun(run, self._loop)
 
     def delegate_many(
@@ -146,13 +142,9 @@ class SyncDelegator:
     ) -> list[SyncRun]:
         """Delegate several runs of one agent; see `Delegator.delegate_many`."""
         packed = (
-            [_plain(option) or RunOptions() for option in options]
-            if isinstance(options, Sequence)
-            else _plain(options)
+            [_plain(option) or RunOptions() for option in options] if isinstance(options, Sequence) else _plain(options)
         )
-        runs = run_in_loop(
-            self._loop, self._delegator.delegate_many(agent, arguments, options=packed)
-        )
+        runs = run_in_loop(self._loop, self._delegator.delegate_many(agent, arguments, options=packed))
         return [SyncRun(run, self._loop) for run in runs]
 
     @overload

@@ -10,8 +10,8 @@ import codecs
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from remit.core.errors import InvalidArgument
 
@@ -34,32 +34,61 @@ _NOTE_BYTES = 96
 _CHUNK_BYTES = 65_536
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
-    """The part of an output that is shown, and how much there was."""
+class Captured(str):
+    """The part of an output that is shown, as a text, and how much there was.
 
-    text: str
-    """Head and tail, with one line between them that says what was left out."""
+    Head and tail, with one line between them that says what was left out. Equal
+    to, and usable as, that text.
+
+    Args:
+        text: what is shown.
+        total_bytes: bytes that the program wrote.
+        omitted_bytes: bytes of those that the text does not show.
+        path: file with everything.
+    """
+
     total_bytes: int
     """Bytes that the program wrote."""
     omitted_bytes: int
-    """Bytes of those that `text` does not show."""
+    """Bytes of those that the text does not show."""
     path: Path
     """File with everything."""
 
+    def __new__(cls, *, text: str, total_bytes: int, omitted_bytes: int, path: Path) -> Captured:
+        """Make a text that knows how much it leaves out."""
+        self = super().__new__(cls, text)
+        self.total_bytes = total_bytes
+        self.omitted_bytes = omitted_bytes
+        self.path = path
+        return self
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        """Pickle by the constructor's arguments."""
+        return (), {
+            "text": self.text,
+            "total_bytes": self.total_bytes,
+            "omitted_bytes": self.omitted_bytes,
+            "path": self.path,
+        }
+
+    @property
+    def text(self) -> str:
+        """Return the text alone, as a plain `str`."""
+        return str(self)
+
     @property
     def truncated(self) -> bool:
-        """Tell whether `text` is less than everything."""
+        """Tell whether the text is less than everything."""
         return self.omitted_bytes > 0
 
     @property
     def retained_bytes(self) -> int:
-        """Return how many of the written bytes `text` shows."""
+        """Return how many of the written bytes the text shows."""
         return self.total_bytes - self.omitted_bytes
 
     def __str__(self) -> str:
-        """Return the text alone."""
-        return self.text
+        """Return the text alone, as a plain `str`."""
+        return "".join(self)
 
 
 def open_output(path: Path) -> int:

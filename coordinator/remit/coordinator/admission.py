@@ -118,9 +118,7 @@ def delegate(tx: Transaction, request: DelegateRequest) -> tuple[Node, ...]:
     """
     parent = tx.node(request.parent_id)
     if parent is None:
-        raise NotFound(
-            f"no turn or run {request.parent_id!r} in this workspace; it cannot delegate"
-        )
+        raise NotFound(f"no turn or run {request.parent_id!r} in this workspace; it cannot delegate")
     known = [tx.node(run.run_id) for run in request.runs]
     if request.runs and all(known):
         return ()
@@ -146,9 +144,7 @@ def delegate(tx: Transaction, request: DelegateRequest) -> tuple[Node, ...]:
     return accepted
 
 
-def _refusal(
-    tx: Transaction, parent: Node, request: DelegateRequest
-) -> RemitError | TurnCancelled | None:
+def _refusal(tx: Transaction, parent: Node, request: DelegateRequest) -> RemitError | TurnCancelled | None:
     """Return why a delegation is refused, or None."""
     if parent.cause is not None and not parent.is_ended:
         return TurnCancelled(parent.cause, node_id=parent.id)
@@ -179,9 +175,7 @@ def _too_deep(tx: Transaction, parent: Node) -> DepthExceeded | None:
         if limits is None or limits.max_depth is None:
             continue
         # A turn may raise the workspace's default; runs can only narrow it.
-        if node.is_turn and where == "the workspace":
-            allowed, where = node.depth + limits.max_depth, node.id
-        elif node.depth + limits.max_depth < allowed:
+        if (node.is_turn and where == "the workspace") or node.depth + limits.max_depth < allowed:
             allowed, where = node.depth + limits.max_depth, node.id
     if depth <= allowed:
         return None
@@ -197,8 +191,7 @@ def _too_many(tx: Transaction, parent: Node, count: int) -> ChildLimitExceeded |
     if allowed is None or parent.child_count + count <= allowed:
         return None
     return ChildLimitExceeded(
-        f"{parent.id} has delegated {parent.child_count} runs and asks for {count} more; "
-        f"max_children is {allowed}"
+        f"{parent.id} has delegated {parent.child_count} runs and asks for {count} more; max_children is {allowed}"
     )
 
 
@@ -229,8 +222,7 @@ def _bad_dependency(
         for name in run.after:
             if name in above:
                 return DependencyError(
-                    f"{run.name or run.run_id!r} comes after {name}, which delegates it: "
-                    "it could never start"
+                    f"{run.name or run.run_id!r} comes after {name}, which delegates it: it could never start"
                 )
             if name not in batch and name not in tx.state.nodes:
                 return DependencyError(f"{run.name or run.run_id!r} comes after unknown {name!r}")
@@ -241,9 +233,7 @@ def _bad_dependency(
     return None
 
 
-def _cycle(
-    batch: dict[str, RunRequest], edges: Callable[[RunRequest], list[str]]
-) -> list[str] | None:
+def _cycle(batch: dict[str, RunRequest], edges: Callable[[RunRequest], list[str]]) -> list[str] | None:
     """Return one cycle, first node repeated at its end, or None. Iterative depth-first search."""
     done: set[str] = set()
     for root in batch:
@@ -268,9 +258,7 @@ def _cycle(
     return None
 
 
-def _accept(
-    tx: Transaction, parent: Node, request: DelegateRequest, run: RunRequest
-) -> Node:
+def _accept(tx: Transaction, parent: Node, request: DelegateRequest, run: RunRequest) -> Node:
     limits = run.limits
     tx.emit(
         RunAccepted(

@@ -137,9 +137,7 @@ class Coordinator:
             if self._session is not None:
                 raise InvalidArgument("this coordinator is open already")
             try:
-                session = ClientSession(
-                    self._connect(), surface=self._surface, grace_s=self._grace_s
-                )
+                session = ClientSession(self._connect(), surface=self._surface, grace_s=self._grace_s)
                 self._connected = True
                 session.open()
             except BaseException:

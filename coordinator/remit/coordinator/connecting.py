@@ -77,9 +77,7 @@ class RayConnection:
         record = node.status()
         if record is None:
             if not self._start:
-                raise CoordinatorUnavailable(
-                    "the local Ray node is not up, so nothing runs; `remit up` starts it"
-                )
+                raise CoordinatorUnavailable("the local Ray node is not up, so nothing runs; `remit up` starts it")
             record = node.ensure(self._progress)
         os.environ.update(node.environment(record))
         node.touch()

@@ -152,7 +152,11 @@ class Decider:
             settle(tx, node)
         else:
             report = ReportEnded(
-                node.id, node.attempt, "lost", before_cancel=False, error=reason,
+                node.id,
+                node.attempt,
+                "lost",
+                before_cancel=False,
+                error=reason,
                 error_type="CoordinatorRestarted",
             )
             # Its agent and arguments went with the old process: no other attempt.
@@ -221,9 +225,7 @@ class Decider:
         """A host that was asked for answers."""
         tx = self._begin(now)
         if host_id in self.state.hosts:
-            tx.emit(
-                HostBecameReady(node_id=host_id, turn_id="", at=now, pid=pid, machine=machine)
-            )
+            tx.emit(HostBecameReady(node_id=host_id, turn_id="", at=now, pid=pid, machine=machine))
         return self._finish(tx)
 
     def host_gone(self, host_id: str, reason: str, now: float) -> Decision:
@@ -238,18 +240,14 @@ class Decider:
             return
         runs = [self.state.nodes[name] for name in host.runs]
         killed = host.killed
-        tx.emit(
-            HostGone(node_id=host_id, turn_id="", at=tx.now, reason=reason, expected=killed)
-        )
+        tx.emit(HostGone(node_id=host_id, turn_id="", at=tx.now, reason=reason, expected=killed))
         for run in runs:
             for process in (run.processes or {}).values():
                 tx.effects.sweep.append((run.id, process))
             if run.on_host:
                 self._host_of_run_gone(tx, run, killed=killed, reason=reason)
 
-    def _host_of_run_gone(
-        self, tx: Transaction, run: Node, *, killed: bool, reason: str
-    ) -> None:
+    def _host_of_run_gone(self, tx: Transaction, run: Node, *, killed: bool, reason: str) -> None:
         word = "killed" if killed else "lost"
         if run.cause is None and run.expired_attempt == run.attempt:
             word = "timed_out"
@@ -259,9 +257,7 @@ class Decider:
         settle_report(
             tx,
             run,
-            ReportEnded(
-                run.id, run.attempt, word, before_cancel=False, error_type="HostLost", error=reason
-            ),
+            ReportEnded(run.id, run.attempt, word, before_cancel=False, error_type="HostLost", error=reason),
         )
 
     def report(self, batch: ReportBatch, now: float) -> Decision:
@@ -269,12 +265,7 @@ class Decider:
         tx = self._begin(now)
         for item in batch.items:
             node = self.state.nodes.get(item.run_id)
-            stale = (
-                node is None
-                or node.is_ended
-                or node.attempt != item.attempt
-                or node.host_id != batch.host_id
-            )
+            stale = node is None or node.is_ended or node.attempt != item.attempt or node.host_id != batch.host_id
             if node is None or stale:
                 self.state.refused += 1
             elif isinstance(item, ReportEnded):
@@ -304,15 +295,9 @@ class Decider:
             return
         cycle = wait_cycle(self.state, node, item.on)
         if cycle:
-            tx.effects.wait_refusals.setdefault(node.host_id, []).append(
-                (node.id, item.wait_id, " -> ".join(cycle))
-            )
+            tx.effects.wait_refusals.setdefault(node.host_id, []).append((node.id, item.wait_id, " -> ".join(cycle)))
             return
-        tx.emit(
-            RunWaiting(
-                node_id=node.id, turn_id=node.turn_id, at=tx.now, on=item.on, what=item.what
-            )
-        )
+        tx.emit(RunWaiting(node_id=node.id, turn_id=node.turn_id, at=tx.now, on=item.on, what=item.what))
 
     def _resume(self, tx: Transaction, node: Node) -> None:
         if node.state is NodeState.WAITING:
@@ -324,9 +309,7 @@ class Decider:
     def _progress(self, tx: Transaction, node: Node, item: ReportProgress) -> None:
         tx.payloads[node.id] = item.payload
         tx.emit(
-            RunProgressed(
-                node_id=node.id, turn_id=node.turn_id, at=tx.now, preview=item.preview
-            ),
+            RunProgressed(node_id=node.id, turn_id=node.turn_id, at=tx.now, preview=item.preview),
             item.payload,
         )
 

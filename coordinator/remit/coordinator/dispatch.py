@@ -56,9 +56,7 @@ class _Brief:
 class Dispatcher:
     """Sends starts, orders and notices. Belongs to the coordinator's event loop."""
 
-    def __init__(
-        self, state: WorkspaceState, engine: Engine, clients: Mailboxes, events: HostEvents
-    ) -> None:
+    def __init__(self, state: WorkspaceState, engine: Engine, clients: Mailboxes, events: HostEvents) -> None:
         self._state = state
         self._engine = engine
         self._clients = clients
@@ -136,11 +134,12 @@ class Dispatcher:
             key = brief.run.agent_key
             agents[key] = brief.delegation.agents[key]
             env_key, env = brief.delegation.env_key, brief.delegation.env
-            items.append(self._item(node, brief.run))
+            items.append(self._item(node, brief))
         if items:
             link.start(dumps(StartBatch(env_key, env, agents, tuple(items))))
 
-    def _item(self, node: Node, run: RunRequest) -> StartItem:
+    def _item(self, node: Node, brief: _Brief) -> StartItem:
+        run = brief.run
         path = tuple(ancestor.id for ancestor in reversed(self._state.ancestors(node)))
         nodes = self._state.nodes
         return StartItem(
@@ -150,13 +149,14 @@ class Dispatcher:
             session_id=node.session_id,
             path=path,
             agent_key=run.agent_key,
+            agent_name=run.agent_name,
             name=node.name,
             depth=node.depth,
             arguments=run.arguments,
             after=node.after,
             after_names=tuple(nodes[name].name if name in nodes else "" for name in node.after),
             deadline_at=node.deadline_at,
-            trace=nodes[node.turn_id].trace,
+            trace=brief.delegation.trace,
             # Cancelled between the decision and the disk: the host reports it, unbegun.
             cause=node.cause,
         )

@@ -33,9 +33,7 @@ class HostLink(Protocol):
 class Engine(Protocol):
     """Starts and ends agent hosts."""
 
-    async def spawn(
-        self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]
-    ) -> HostLink:
+    async def spawn(self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]) -> HostLink:
         """Start a host and return once it answers.
 
         Args:

@@ -313,9 +313,7 @@ def _process_started(state: WorkspaceState, event: ProcessStarted) -> None:
     node = state.nodes[event.node_id]
     if node.processes is None:
         node.processes = {}
-    node.processes[event.pid] = ProcessState(
-        event.pid, event.start_time, event.machine, event.program
-    )
+    node.processes[event.pid] = ProcessState(event.pid, event.start_time, event.machine, event.program)
 
 
 def _process_ended(state: WorkspaceState, event: ProcessEnded) -> None:
@@ -386,9 +384,7 @@ def _cancel_requested(state: WorkspaceState, event: CancelRequested) -> None:
             node.kill = event.kill
             node.state = NodeState.CANCELLING
             _leave_waiting_rooms(state, node)
-    state.cancels[event.request_id] = CancelState(
-        event.request_id, event.node_id, event.at, event.live
-    )
+    state.cancels[event.request_id] = CancelState(event.request_id, event.node_id, event.at, event.live)
     state.open_cancels.setdefault(event.node_id, []).append(event.request_id)
 
 
@@ -409,9 +405,7 @@ def _cancel_quiet(state: WorkspaceState, event: CancelQuiet) -> None:
 
 
 def _host_requested(state: WorkspaceState, event: HostRequested) -> None:
-    state.hosts[event.node_id] = HostState(
-        event.node_id, event.resources_key, idle_since=event.at
-    )
+    state.hosts[event.node_id] = HostState(event.node_id, event.resources_key, idle_since=event.at)
 
 
 def _host_ready(state: WorkspaceState, event: HostBecameReady) -> None:

@@ -48,11 +48,7 @@ def _limiter(tx: Transaction, node: Node) -> Node | None:
     """Return the nearest ancestor that allows no more runs at once, if there is one."""
     for ancestor in tx.state.ancestors(node):
         limits = ancestor.limits
-        if (
-            limits is not None
-            and limits.max_concurrent is not None
-            and ancestor.below_used >= limits.max_concurrent
-        ):
+        if limits is not None and limits.max_concurrent is not None and ancestor.below_used >= limits.max_concurrent:
             return ancestor
     return None
 
@@ -71,7 +67,8 @@ def _unpark(tx: Transaction, pool: Pool) -> None:
         if limiter is None or not limiter.parked:
             del tx.state.parking[name]
             continue
-        assert limiter.limits is not None and limiter.limits.max_concurrent is not None
+        assert limiter.limits is not None
+        assert limiter.limits.max_concurrent is not None
         room = limiter.limits.max_concurrent - limiter.below_used
         for run_id in list(limiter.parked):
             if room <= 0:
@@ -95,20 +92,14 @@ def _resume(tx: Transaction, pool: Pool) -> None:
         tx.effects.resumes.setdefault(node.host_id, []).append(node.id)
 
 
-def _start_queued(
-    tx: Transaction, pool: Pool, missing: dict[tuple[str, str, Pool], int]
-) -> None:
+def _start_queued(tx: Transaction, pool: Pool, missing: dict[tuple[str, str, Pool], int]) -> None:
     state, capacity = tx.state, tx.settings.capacity(pool)
     if state.parking:
         _unpark(tx, pool)
     queue = state.queues[pool]
     if state.used[pool] >= capacity or not (queue or state.delayed):
         return
-    due = [
-        name
-        for name in state.delayed
-        if state.nodes[name].pool is pool and state.nodes[name].retry_at <= tx.now
-    ]
+    due = [name for name in state.delayed if state.nodes[name].pool is pool and state.nodes[name].retry_at <= tx.now]
     free = capacity - state.used[pool]
     for run_id in [*due, *queue]:
         if free <= 0:
@@ -135,11 +126,7 @@ def _start_queued(
 
 def _start(tx: Transaction, node: Node, host: HostState) -> None:
     attempt = node.attempt + 1
-    tx.emit(
-        RunStarted(
-            node_id=node.id, turn_id=node.turn_id, at=tx.now, attempt=attempt, host_id=host.id
-        )
-    )
+    tx.emit(RunStarted(node_id=node.id, turn_id=node.turn_id, at=tx.now, attempt=attempt, host_id=host.id))
     tx.effects.starts.setdefault(host.id, []).append(node.id)
     if node.attempt_timeout_s is not None:
         tx.timers.add(tx.now + node.attempt_timeout_s, "attempt", node.id, attempt)
@@ -178,11 +165,7 @@ def _pick_host(tx: Transaction, node: Node) -> HostState | None:
 
 
 def _least_loaded(tx: Transaction, node: Node) -> HostState | None:
-    candidates = [
-        host
-        for host in tx.state.hosts.values()
-        if host.pool is not None and host_has_room(host, node)
-    ]
+    candidates = [host for host in tx.state.hosts.values() if host.pool is not None and host_has_room(host, node)]
     return min(candidates, key=lambda host: len(host.runs), default=None)
 
 
@@ -191,13 +174,9 @@ def _ask_for_hosts(tx: Transaction, missing: dict[tuple[str, str, Pool], int]) -
     if tx.state.stopping:
         return
     wanted: dict[str, int] = {}
-    hopeless = {
-        key for key, (count, _) in tx.state.spawn_failures.items() if count >= MAX_SPAWN_FAILURES
-    }
+    hopeless = {key for key, (count, _) in tx.state.spawn_failures.items() if count >= MAX_SPAWN_FAILURES}
     for (_, resources_key, pool), count in missing.items():
-        wanted[resources_key] = wanted.get(resources_key, 0) + (
-            1 if pool is Pool.SHARED else count
-        )
+        wanted[resources_key] = wanted.get(resources_key, 0) + (1 if pool is Pool.SHARED else count)
     wanted[""] = wanted.get("", 0) + tx.settings.warm_hosts + _growth(tx)
     starting = sum(not host.ready for host in tx.state.hosts.values())
     for resources_key, count in wanted.items():
@@ -212,11 +191,7 @@ def _ask_for_hosts(tx: Transaction, missing: dict[tuple[str, str, Pool], int]) -
                 return
             starting += 1
             host_id = tx.ids.host()
-            tx.emit(
-                HostRequested(
-                    node_id=host_id, turn_id="", at=tx.now, resources_key=resources_key
-                )
-            )
+            tx.emit(HostRequested(node_id=host_id, turn_id="", at=tx.now, resources_key=resources_key))
             tx.effects.spawn.append(host_id)
 
 
@@ -226,10 +201,7 @@ def _growth(tx: Transaction) -> int:
     for host in tx.state.hosts.values():
         if host.pool is Pool.SHARED and not host.draining and not host.resources_key:
             loads.setdefault(host.env_key, []).append(len(host.runs))
-    return sum(
-        len(load) < tx.settings.max_shared_hosts and min(load) >= tx.settings.grow_at
-        for load in loads.values()
-    )
+    return sum(len(load) < tx.settings.max_shared_hosts and min(load) >= tx.settings.grow_at for load in loads.values())
 
 
 def let_idle_hosts_go(tx: Transaction) -> None:

@@ -83,9 +83,7 @@ class RayLink:
 def _unavailable(error: BaseException) -> CoordinatorUnavailable:
     text = str(error).strip().splitlines()
     return CoordinatorUnavailable(
-        f"the coordinator cannot be reached ({type(error).__name__}"
-        + (f": {text[0]}" if text else "")
-        + ")"
+        f"the coordinator cannot be reached ({type(error).__name__}" + (f": {text[0]}" if text else "") + ")"
     )
 
 
@@ -95,9 +93,7 @@ def _unavailable(error: BaseException) -> CoordinatorUnavailable:
 class HostShell:
     """The actor around an `AgentHost`."""
 
-    def __init__(
-        self, host_id: str, coordinator: Any, workspace: str, max_result_bytes: int
-    ) -> None:
+    def __init__(self, host_id: str, coordinator: Any, workspace: str, max_result_bytes: int) -> None:
         from remit.agents.host import AgentHost
 
         self._host = AgentHost(
@@ -154,9 +150,7 @@ class RayEngine:
         self._me = ray.get_runtime_context().current_actor
         self._machine = socket.gethostname()
 
-    async def spawn(
-        self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]
-    ) -> RayHostLink:
+    async def spawn(self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]) -> RayHostLink:
         """Start a host actor and wait until it answers."""
         _check_feasible(resources)
         options = {"num_cpus": 0, **resources}
@@ -205,9 +199,7 @@ class RayEngine:
         if machine != self._machine:
             logger.warning("process %d of %s is on %s and out of reach", pid, run_id, machine)
             return
-        threading.Thread(
-            target=_sweep, args=(run_id, pid, start_time), name="remit-sweep", daemon=True
-        ).start()
+        threading.Thread(target=_sweep, args=(run_id, pid, start_time), name="remit-sweep", daemon=True).start()
 
     def exit(self) -> None:
         """End this coordinator's process for good."""
@@ -220,9 +212,7 @@ def _check_feasible(resources: Mapping[str, Any]) -> None:
     for option, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
         wanted, there = resources.get(option, 0), total.get(resource, 0.0)
         if wanted > there:
-            raise CoordinatorUnavailable(
-                f"an agent asks for {option}={wanted} and the cluster has {there:g} in all"
-            )
+            raise CoordinatorUnavailable(f"an agent asks for {option}={wanted} and the cluster has {there:g} in all")
 
 
 def _sweep(run_id: str, pid: int, start_time: float) -> None:
@@ -332,9 +322,7 @@ def is_connected() -> bool:
     return bool(ray.is_initialized())
 
 
-def find_coordinator(
-    workspace: str, settings: Settings | None = None, *, create: bool = True
-) -> RayLink | None:
+def find_coordinator(workspace: str, settings: Settings | None = None, *, create: bool = True) -> RayLink | None:
     """Return a link to a workspace's coordinator, started if need be on this machine.
 
     Returns:
@@ -378,7 +366,5 @@ def running_workspaces() -> list[str]:
     """Return the actor names of all coordinators on this cluster."""
     found = ray.util.list_named_actors(all_namespaces=True)
     return [
-        entry["name"]
-        for entry in found
-        if entry["namespace"] == NAMESPACE and entry["name"].startswith("coordinator-")
+        entry["name"] for entry in found if entry["namespace"] == NAMESPACE and entry["name"].startswith("coordinator-")
     ]

@@ -223,11 +223,7 @@ class CoordinatorService:
         """The journal failed: the state is ahead of the truth, so this life is over."""
         if self._broken is not None:
             return
-        self._broken = (
-            error
-            if isinstance(error, JournalError)
-            else JournalError(f"the journal failed: {error}")
-        )
+        self._broken = error if isinstance(error, JournalError) else JournalError(f"the journal failed: {error}")
         logger.error("the journal failed, the coordinator ends: %s", error)
         self._dispatch.abandon()
         self._clients.release_all()
@@ -235,9 +231,7 @@ class CoordinatorService:
 
     def _apply(self, decision: Decision, waiter: asyncio.Future[Any] | None) -> None:
         payloads = {
-            event.node_id: payload
-            for event, payload in decision.events
-            if payload is not None and event.terminal
+            event.node_id: payload for event, payload in decision.events if payload is not None and event.terminal
         }
         self._dispatch.apply(decision.effects, payloads)
         for request_id in decision.effects.quiet:
@@ -306,9 +300,7 @@ class CoordinatorService:
 
     async def _close_client(self, client_id: str) -> None:
         self._clients.drop(client_id)
-        await self._commit(
-            self._decider.client_gone(client_id, "its client went away", self._clock.now())
-        )
+        await self._commit(self._decider.client_gone(client_id, "its client went away", self._clock.now()))
 
     async def _open_turn(self, request: OpenTurn) -> None:
         self._require_client(request.client_id)
@@ -329,9 +321,7 @@ class CoordinatorService:
 
     def _require_client(self, client_id: str) -> None:
         if client_id not in self._clients:
-            raise CoordinatorUnavailable(
-                f"client {client_id!r} is not known to this coordinator; it must open again"
-            )
+            raise CoordinatorUnavailable(f"client {client_id!r} is not known to this coordinator; it must open again")
 
     async def _cancel(self, request: CancelRequest) -> CancelAnswer:
         decision = self._decider.cancel(request, self._clock.now())
@@ -441,9 +431,7 @@ class CoordinatorService:
         if idle_exit_s is not None and now - self._busy_at > idle_exit_s:
             self._loop.create_task(self._shutdown(("idle", 0.0)))
             return
-        self._housekeeper = self._scheduler.call_at(
-            now + self._options.housekeeping_s, self._keep_house
-        )
+        self._housekeeper = self._scheduler.call_at(now + self._options.housekeeping_s, self._keep_house)
 
     async def _shutdown(self, request: tuple[str, float]) -> bool:
         """Close in order: refuse, signal, cancel, wait (bounded), then let go of resources.

@@ -196,9 +196,7 @@ def _note_uncertain(tx: Transaction, node: Node, word: str) -> None:
         )
 
 
-def _end_run(
-    tx: Transaction, node: Node, ending: Ending, report: ReportEnded | None = None
-) -> None:
+def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | None = None) -> None:
     payload = tx.payloads.pop(node.id, None)
     if report is not None:
         if ending.outcome is not Outcome.SUCCEEDED:
@@ -234,9 +232,7 @@ def _end_run(
 
 def fail_unstarted(tx: Transaction, node: Node, reason: str) -> None:
     """End a run that cannot be started; it never was."""
-    report = ReportEnded(
-        node.id, node.attempt, "raised", error_type="HostNotStarted", error=reason
-    )
+    report = ReportEnded(node.id, node.attempt, "raised", error_type="HostNotStarted", error=reason)
     _end_run(tx, node, Ending(Outcome.FAILED), report)
 
 

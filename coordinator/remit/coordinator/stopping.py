@@ -51,9 +51,7 @@ def cancel(tx: Transaction, request: CancelRequest) -> CancelAnswer:
     targets = _targets(tx, request)
     if not targets:
         what = f"session {request.target!r}" if not _is_node_id(request.target) else request.target
-        return CancelAnswer(
-            request.request_id, request.target, False, message=f"no active turn in {what}"
-        )
+        return CancelAnswer(request.request_id, request.target, False, message=f"no active turn in {what}")
     answers = [_cancel_one(tx, request, node) for node in targets]
     accepted = [answer for answer in answers if answer.accepted]
     if len(answers) == 1:
@@ -116,9 +114,7 @@ def _cancel_one(tx: Transaction, request: CancelRequest, node: Node) -> CancelAn
     return CancelAnswer(request.request_id, node.id, True, runs, cause=node.cause)
 
 
-def cancel_node(
-    tx: Transaction, node: Node, cause: Cause, *, grace_s: float | None = None, kill: bool = False
-) -> None:
+def cancel_node(tx: Transaction, node: Node, cause: Cause, *, grace_s: float | None = None, kill: bool = False) -> None:
     """Accept a cancel of a live node: mark its subtree, end what never began, order the rest."""
     if node.is_ended or node.cause is not None:
         return
@@ -149,9 +145,7 @@ def cancel_node(
             settle(tx, other)
 
 
-def _order_hosts(
-    tx: Transaction, node: Node, affected: list[Node], cause: Cause, *, kill: bool
-) -> None:
+def _order_hosts(tx: Transaction, node: Node, affected: list[Node], cause: Cause, *, kill: bool) -> None:
     hosts = {n.host_id for n in affected if n.on_host}
     order = CancelOrder(node.id, cause, kill)
     for host_id in hosts:
@@ -159,9 +153,7 @@ def _order_hosts(
 
 
 def _kill(tx: Transaction, node: Node, request_id: str) -> None:
-    tx.emit(
-        KillRequested(node_id=node.id, turn_id=node.turn_id, at=tx.now, request_id=request_id)
-    )
+    tx.emit(KillRequested(node_id=node.id, turn_id=node.turn_id, at=tx.now, request_id=request_id))
     affected = tx.state.subtree(node)
     if node.cause is not None:
         _order_hosts(tx, node, affected, node.cause, kill=True)
@@ -210,9 +202,7 @@ def expire_attempt(tx: Transaction, node: Node, attempt: int) -> None:
         at_unix_ms=int(tx.now * 1000),
         reason=f"attempt {attempt} took longer than {node.attempt_timeout_s:g} s",
     )
-    tx.emit(
-        AttemptExpired(node_id=node.id, turn_id=node.turn_id, at=tx.now, attempt=attempt)
-    )
+    tx.emit(AttemptExpired(node_id=node.id, turn_id=node.turn_id, at=tx.now, attempt=attempt))
     order = CancelOrder(node.id, cause, attempt=attempt)
     tx.effects.cancels.setdefault(node.host_id, []).append(order)
     cancel_children(tx, node, CauseKind.ATTEMPT_TIMEOUT, cause.reason)
@@ -240,9 +230,7 @@ def _give_up_on_holder(tx: Transaction, turn: Node) -> None:
     """End a cancelled turn whose holder has not said that its body is over."""
     if turn.report or turn.cause is None:
         return
-    tx.emit(
-        TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="unconfirmed")
-    )
+    tx.emit(TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="unconfirmed"))
     settle(tx, turn)
 
 
@@ -255,11 +243,7 @@ def _escalate_run(tx: Transaction, run: Node) -> None:
         return
     alone = run.pool is Pool.DEDICATED or _all_being_stopped(tx, host)
     step = "kill_host" if alone else "drain_host"
-    tx.emit(
-        RunEscalated(
-            node_id=run.id, turn_id=run.turn_id, at=tx.now, host_id=host.id, step=step
-        )
-    )
+    tx.emit(RunEscalated(node_id=run.id, turn_id=run.turn_id, at=tx.now, host_id=host.id, step=step))
     reason = f"{run.id} did not stop within its grace"
     if alone:
         # Its end is reported by the death of the host, not guessed here.
@@ -298,9 +282,7 @@ def client_gone(tx: Transaction, client_id: str, reason: str) -> None:
             cancel_node(tx, turn, cause)
             _give_up_on_holder(tx, turn)
         elif not turn.report:
-            tx.emit(
-                TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="follow")
-            )
+            tx.emit(TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="follow"))
             settle(tx, turn)
 
 

@@ -135,9 +135,7 @@ class Coordinator:
     ) -> Coordinator:
         """Return a coordinator to enter with `with`; see `remit.coordinator.Coordinator.open`."""
         return cls(
-            api.Coordinator.open(
-                workspace, address=address, surface=surface, grace_s=grace_s, progress=progress
-            )
+            api.Coordinator.open(workspace, address=address, surface=surface, grace_s=grace_s, progress=progress)
         )
 
     @property

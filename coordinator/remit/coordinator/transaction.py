@@ -89,9 +89,7 @@ class Effects:
     """Host id -> orders; one an accepted cancel, not one a run."""
     resumes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """Host id -> runs whose body may go on."""
-    wait_refusals: dict[str, list[tuple[str, int, str]]] = field(
-        default_factory=dict[str, list[tuple[str, int, str]]]
-    )
+    wait_refusals: dict[str, list[tuple[str, int, str]]] = field(default_factory=dict[str, list[tuple[str, int, str]]])
     """Host id -> (run, wait, sentence) for waits that could never end."""
     spawn: list[str] = field(default_factory=list[str])
     """Hosts to start."""
@@ -105,9 +103,7 @@ class Effects:
     """Turns whose holder must be told of a cancel."""
     quiet: list[str] = field(default_factory=list[str])
     """Cancel requests that became quiet."""
-    sweep: list[tuple[str, ProcessState]] = field(
-        default_factory=list[tuple[str, ProcessState]]
-    )
+    sweep: list[tuple[str, ProcessState]] = field(default_factory=list[tuple[str, ProcessState]])
     """(run, process) of hosts that died: to be ended by somebody else."""
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
-
 
 from remit.agents.client import ClientSession
 from remit.agents.delegation import Delegator
@@ -22,6 +22,7 @@ from remit.core.messages import (
 from remit.core.outcome import Outcome
 from remit.core.scope import TaskScope
 from remit.core.signal import CancelSignal
+from remit.telemetry import start_turn_span
 
 __all__ = ["Turn", "TurnHolder"]
 
@@ -36,8 +37,9 @@ class TurnHolder(Delegator):
             turn_id=request.turn_id,
             attempt=0,
             signal=CancelSignal(name=request.turn_id),
+            span=start_turn_span(request.turn_id, request.name, request.session_id),
         )
-        self._request = request
+        self._request = replace(request, trace=self._span.carrier)
         self._ended: EndedNotice | None = None
         self._started = False
         self._lost: RemitError | None = None
@@ -76,6 +78,7 @@ class TurnHolder(Delegator):
     def notice(self, notice: Notice) -> None:
         """Take a notice about this turn (called by the session)."""
         if isinstance(notice, TurnCancelledNotice):
+            self._span.event("remit.cancel.requested", notice.cause)
             self._signal.set(notice.cause)
         elif isinstance(notice, TurnStartedNotice):
             self._started = True
@@ -84,14 +87,13 @@ class TurnHolder(Delegator):
             if notice.cause is not None and notice.outcome is not Outcome.SUCCEEDED:
                 self._signal.set(notice.cause)
             self._ended = notice
+            self._span.end(notice.outcome, cause=notice.cause, error_type=notice.error_type)
             self._wake()
 
     def lost_contact(self, error: RemitError) -> None:
         """Take note that nothing more will be heard (called by the session)."""
         self._lost = error
-        self._signal.set(
-            Cause(CauseKind.PARENT_LOST, self._node_id, surface="client", reason=str(error))
-        )
+        self._signal.set(Cause(CauseKind.PARENT_LOST, self._node_id, surface="client", reason=str(error)))
         self._wake()
 
     def _wake(self) -> None:
@@ -193,9 +195,7 @@ class Turn(TurnHolder):
             raise TurnCancelled(self._signal.cause, node_id=self._node_id) from None
         return False
 
-    async def _see_through(
-        self, closing: asyncio.Future[None]
-    ) -> asyncio.CancelledError | None:
+    async def _see_through(self, closing: asyncio.Future[None]) -> asyncio.CancelledError | None:
         """Wait for the end of all that is below; a foreign cancel meanwhile stops it first."""
         interrupted: asyncio.CancelledError | None = None
         while not closing.done():
@@ -226,5 +226,3 @@ def _is_cancel(error: BaseException | None, was_set: bool, outcome: Outcome | No
     if outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
         return error is None or was_set or isinstance(error, (asyncio.CancelledError, TurnCancelled))
     return was_set and isinstance(error, (asyncio.CancelledError, TurnCancelled))
-
-

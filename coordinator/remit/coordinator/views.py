@@ -223,9 +223,7 @@ def summarise_cancel(state: WorkspaceState, request_id: str) -> CancelSummary | 
     for node in nodes:
         if node.outcome is not None:
             counts[node.outcome.value] = counts.get(node.outcome.value, 0) + 1
-    left = [
-        f"{p.program} ({p.pid}) of {n.id}" for n in nodes for p in (n.processes or {}).values()
-    ]
+    left = [f"{p.program} ({p.pid}) of {n.id}" for n in nodes for p in (n.processes or {}).values()]
     return CancelSummary(
         quiet=cancel.quiet_s is not None,
         seconds_to_quiet=cancel.quiet_s,

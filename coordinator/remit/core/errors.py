@@ -327,9 +327,7 @@ class TurnCancelled(BaseException):
     def __init__(self, cause: Cause | None = None, *, node_id: str = "") -> None:
         self.cause = cause
         self.node_id = node_id
-        self.message = f"{node_id or 'this turn'} was cancelled" + (
-            f": {cause.describe()}" if cause else ""
-        )
+        self.message = f"{node_id or 'this turn'} was cancelled" + (f": {cause.describe()}" if cause else "")
         super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -149,6 +149,7 @@ class DelegateRequest:
     env: bytes
     agents: Mapping[str, bytes]
     runs: tuple[RunRequest, ...]
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +281,7 @@ class StartItem:
     session_id: str
     path: tuple[str, ...]
     agent_key: str
+    agent_name: str
     name: str
     depth: int
     arguments: bytes

@@ -193,9 +193,7 @@ class TaskScope:
         return before
 
 
-_current: contextvars.ContextVar[TaskScope | None] = contextvars.ContextVar(
-    "remit_task_scope", default=None
-)
+_current: contextvars.ContextVar[TaskScope | None] = contextvars.ContextVar("remit_task_scope", default=None)
 
 
 def current_scope() -> TaskScope | None:

@@ -77,9 +77,7 @@ class InProcessLink:
             failed: Future[bytes] = Future()
             failed.set_exception(CoordinatorUnavailable("the link is cut"))
             return failed
-        return asyncio.run_coroutine_threadsafe(
-            self._system.service_call(method, blob), self._system.loop
-        )
+        return asyncio.run_coroutine_threadsafe(self._system.service_call(method, blob), self._system.loop)
 
     def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
         """Send a request and wait for its answer in this thread."""
@@ -92,9 +90,7 @@ class InProcessLink:
 class InProcessHost:
     """A host in a thread of this process."""
 
-    def __init__(
-        self, host_id: str, system: InProcess, on_gone: Callable[[str], None], limit: int
-    ) -> None:
+    def __init__(self, host_id: str, system: InProcess, on_gone: Callable[[str], None], limit: int) -> None:
         self.id = host_id
         self.link = InProcessLink(system)
         self.host = AgentHost(
@@ -151,9 +147,7 @@ class InProcessEngine:
         self.swept: list[int] = []
         """Process ids that were to be ended for dead hosts."""
 
-    async def spawn(
-        self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]
-    ) -> InProcessHost:
+    async def spawn(self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]) -> InProcessHost:
         """Start a host in a thread."""
         await self._system.gate("spawn")
         host = InProcessHost(host_id, self._system, on_gone, self._limit)
