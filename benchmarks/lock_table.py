@@ -35,10 +35,12 @@ class Row:
 
     @property
     def ratio(self) -> float:
+        """Cost with the large table by cost with the small one."""
         return self.held_100k_us / self.held_1k_us
 
     @property
     def per_s(self) -> float:
+        """Decisions a second with the large table."""
         return 1e6 / self.held_100k_us
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 
@@ -144,11 +142,3 @@ def test_tokens_go_on_growing_after_a_snapshot() -> None:
     assert isinstance(first, Granted)
     assert isinstance(second, Granted)
     assert second.token > first.token
-
-
-def test_import_of_locks_brings_no_machinery() -> None:
-    script = (
-        "import sys, remit.locks; print([m for m in ('ray', 'asyncio', 'pydantic', 'sqlite3') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() in ("[]", "['asyncio']"), "core's signal may bring asyncio"

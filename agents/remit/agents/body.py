@@ -15,21 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import json
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from remit.agents.definition import AgentDefinition
-from remit.agents.payload import decode, encode_result
+from remit.agents.payload import decode, encode_result, short_preview
 from remit.core.cause import CauseKind
 from remit.core.errors import CommandTimedOut, RemitError, TurnCancelled
 from remit.core.messages import ReportEnded, StartItem
 from remit.core.outcome import Outcome
 from remit.core.scope import TaskScope
 from remit.core.signal import CancelSignal
-from remit.journal.redact import preview
 from remit.telemetry import NodeSpan
 
 __all__ = [
@@ -183,14 +181,8 @@ def _report_returned(item: StartItem, value: Any, signal: CancelSignal, max_resu
         report,
         before_cancel=not signal.is_set,
         payload=payload,
-        preview=_preview(value),
+        preview=short_preview(value, _PREVIEW_BYTES),
     )
-
-
-def _preview(value: Any) -> str:
-    if value is None:
-        return ""
-    return json.dumps(preview(value, max_bytes=_PREVIEW_BYTES), ensure_ascii=False)
 
 
 def _report_raised(item: StartItem, error: BaseException, signal: CancelSignal, *, was_set: bool) -> ReportEnded:

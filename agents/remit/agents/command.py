@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +84,19 @@ class CommandAgent:
     def __repr__(self) -> str:
         return f"CommandAgent({list(self.template.argv)!r}, name={self.name!r})"
 
-    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments that do not fill the template exactly.
+    def argument_check(self) -> Callable[[Mapping[str, Any]], None]:
+        """Return a function that refuses arguments which do not fill the template exactly.
 
-        Raises:
-            InvalidArgument: the message names the field.
+        It raises `InvalidArgument`, naming the field.
         """
-        given = dict(arguments)
-        if "after" in self.template.fields:
-            given.setdefault("after", "after.json")
-        self.template.render(given)
+
+        def check(arguments: Mapping[str, Any]) -> None:
+            given = dict(arguments)
+            if "after" in self.template.fields:
+                given.setdefault("after", "after.json")
+            self.template.render(given)
+
+        return check
 
     async def run_command_agent(self, ctx: RunContext, **arguments: Any) -> CommandResult:
         """Run the program as the body of a run (called by the host).

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from remit.agents.client import ClientSession
 from remit.agents.delegation import Delegator
 from remit.agents.outbox import Outbox
-from remit.agents.payload import encode_result
+from remit.agents.payload import encode_result, short_preview
 from remit.agents.runs import Run
 from remit.core.errors import InvalidArgument, WaitCycle
 from remit.core.messages import (
@@ -27,7 +26,6 @@ from remit.core.messages import (
     StartItem,
 )
 from remit.core.signal import CancelSignal
-from remit.journal.redact import preview
 from remit.processes import CommandOutcome, CommandResult, ProcessIdentity, run_command
 from remit.telemetry import NodeSpan
 
@@ -157,7 +155,7 @@ class RunContext(Delegator):
             ResultNotPicklable, ResultTooLarge: it cannot travel.
         """
         blob = encode_result(value, self._max_result_bytes)
-        text = json.dumps(preview(value, max_bytes=_PREVIEW_BYTES), ensure_ascii=False)
+        text = short_preview(value, _PREVIEW_BYTES)
         self._outbox.put(ReportProgress(self.run_id, self.attempt, text, blob))
 
     def log(self, text: str) -> None:
@@ -252,7 +250,7 @@ class RunContext(Delegator):
     # -- giving way while waiting --------------------------------------------------
 
     @contextmanager
-    def _while_waiting(self, run_ids: Sequence[str]) -> Iterator[asyncio.Future[None] | None]:
+    def _while_waiting(self, run_ids: Sequence[str]) -> Generator[asyncio.Future[None] | None]:
         """Give up the slot for the time of a wait; several waits share one yield."""
         self._wait_count += 1
         wait_id = self._wait_count

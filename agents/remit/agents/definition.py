@@ -51,18 +51,25 @@ class AgentDefinition:
         """Return the resources as a text that is equal for equal needs."""
         return json.dumps(self.resources, sort_keys=True) if self.resources else ""
 
-    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments that the body's signature does not take.
+    def argument_check(self) -> Callable[[Mapping[str, Any]], None]:
+        """Return a function that refuses arguments which the body's signature does not take.
 
-        Raises:
-            InvalidArgument: one is missing or unknown; the message names it.
+        It raises `InvalidArgument`, naming what is missing or unknown.
         """
-        try:
-            inspect.signature(self.fn).bind(None, **arguments)
-        except TypeError as error:
-            raise InvalidArgument(
-                f"agent {self.name!r} cannot be called with ({', '.join(arguments) or 'no arguments'}): {error}"
-            ) from None
+        signature = inspect.signature(self.fn)
+        exact = _exact_names(signature)
+
+        def check(arguments: Mapping[str, Any]) -> None:
+            # Binding costs as much as a run; plain signatures need only their names.
+            if exact is not None and exact[0] <= arguments.keys() <= exact[1]:
+                return
+            try:
+                signature.bind(None, **arguments)
+            except TypeError as error:
+                given = ", ".join(arguments) or "no arguments"
+                raise InvalidArgument(f"agent {self.name!r} cannot be called with ({given}): {error}") from None
+
+        return check
 
     def reference(self) -> tuple[str, str] | None:
         """Return (module, name) if importing that gives this very agent, else None."""
@@ -74,6 +81,18 @@ class AgentDefinition:
         for part in qualname.split("."):
             found = getattr(found, part, None)
         return (module_name, qualname) if found is self or found is self.fn else None
+
+
+def _exact_names(signature: inspect.Signature) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Return (required, allowed) names behind the context, or None if names alone do not decide."""
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = list(signature.parameters.values())
+    first_is_context = bool(parameters) and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    if not first_is_context or any(parameter.kind not in plain for parameter in parameters):
+        return None
+    rest = parameters[1:]
+    required = frozenset(p.name for p in rest if p.default is inspect.Parameter.empty)
+    return required, frozenset(p.name for p in rest)
 
 
 @overload
@@ -123,15 +142,19 @@ def agent(
         InvalidArgument: not a function, a generator, or a contradiction.
     """
     if fn is None:
-        return lambda body: agent_of(
-            body,
-            name=name,
-            isolation=isolation,
-            limits=limits,
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            runtime_env=runtime_env,
-        )
+
+        def decorate(body: Callable[..., Any]) -> AgentDefinition:
+            return agent_of(
+                body,
+                name=name,
+                isolation=isolation,
+                limits=limits,
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                runtime_env=runtime_env,
+            )
+
+        return decorate
     return agent_of(fn)
 
 
@@ -148,9 +171,9 @@ def agent_of(
     """Check a function and wrap it; see `agent`."""
     if isinstance(fn, AgentDefinition):
         fn = fn.fn
-    if not callable(fn) or inspect.isclass(fn):
+    if inspect.isclass(fn) or not hasattr(fn, "__call__"):  # noqa: B004 - a caller may pass anything at all
         raise InvalidArgument(f"an agent is made of a function, not of {fn!r}")
-    label = name or getattr(fn, "__name__", type(fn).__name__)
+    label = name or str(getattr(fn, "__name__", type(fn).__name__))
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise InvalidArgument(f"agent {label!r} is a generator; return a value, and use ctx.partial() on the way")
     if isolation not in (None, "shared", "actor"):

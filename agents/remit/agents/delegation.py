@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Literal, overload
 
 from remit.agents.client import ClientSession
 from remit.agents.definition import as_agent
 from remit.agents.environment import capture
-from remit.agents.payload import encode_arguments
+from remit.agents.payload import encode_arguments, short_preview
 from remit.agents.runs import CancelReceipt, Run, RunOptions, request_cancel
 from remit.agents.transport import AgentBundle, bundle
 from remit.core.cause import CauseKind
@@ -26,7 +26,6 @@ from remit.core.messages import DelegateRequest, RunRequest, dumps
 from remit.core.outcome import Outcome
 from remit.core.scope import current_scope, shielded
 from remit.core.signal import CancelSignal
-from remit.journal.redact import preview
 from remit.telemetry import NodeSpan
 
 __all__ = ["Delegator"]
@@ -297,7 +296,7 @@ class Delegator(ABC):
         return done or enough()
 
     @contextmanager
-    def _while_waiting(self, run_ids: Sequence[str]) -> Iterator[asyncio.Future[None] | None]:
+    def _while_waiting(self, run_ids: Sequence[str]) -> Generator[asyncio.Future[None] | None]:
         """Give way to others during a wait; yields a future that fails if the wait is refused."""
         yield None
 
@@ -324,7 +323,7 @@ class Delegator(ABC):
             return await awaitable
 
     @contextmanager
-    def _own_cancel(self) -> Iterator[None]:
+    def _own_cancel(self) -> Generator[None]:
         """Turn the `CancelledError` that our own scope delivered into `TurnCancelled`."""
         try:
             yield
@@ -455,7 +454,7 @@ def _run_request(
         agent_name=packed.name,
         name=options.name,
         arguments=encode_arguments(arguments, packed.name),
-        preview=preview(arguments, max_bytes=_PREVIEW_BYTES) if arguments else "",
+        preview=short_preview(dict(arguments), _PREVIEW_BYTES) if arguments else "",
         pool=packed.isolation,
         resources_key=packed.resources_key,
         after=tuple(_dependency(item, names) for item in options.after),

@@ -110,7 +110,7 @@ class AgentHost:
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
-            loop.set_task_factory(task_factory)
+            loop.set_task_factory(task_factory)  # type: ignore[arg-type]  # typeshed asks for more than asyncio does
         batch: StartBatch = loads(blob)
         stale = self.stale()
         if stale:
@@ -248,15 +248,8 @@ class AgentHost:
         for order in loads(blob):
             if isinstance(order, CancelOrder):
                 self._cancel(order)
-            elif isinstance(order, ResumeOrder):
-                self._in_loop(order.run_id, lambda context: context.resumed())
             else:
-                assert isinstance(order, WaitRefused)
-                refusal = order
-                self._in_loop(
-                    order.run_id,
-                    lambda context, refusal=refusal: context.wait_refused(refusal.wait_id, refusal.cycle),
-                )
+                self._in_loop(order)
 
     def _cancel(self, order: CancelOrder) -> None:
         if order.attempt:
@@ -276,20 +269,24 @@ class AgentHost:
         if signal is not None:
             signal.set(order.cause)
 
-    def _in_loop(self, run_id: str, act: Any) -> None:
+    def _in_loop(self, order: ResumeOrder | WaitRefused) -> None:
+        """Carry out an order that belongs to a body, in the loop that the body runs in."""
         loop = self._loop
         if loop is None:
             return
-
-        def run() -> None:
-            context = self._contexts.get(run_id)
-            if context is not None:
-                act(context)
-
         try:
-            loop.call_soon_threadsafe(run)
+            loop.call_soon_threadsafe(self._obey, order)
         except RuntimeError:
-            logger.debug("order for %s came after the loop was closed", run_id)
+            logger.debug("order for %s came after the loop was closed", order.run_id)
+
+    def _obey(self, order: ResumeOrder | WaitRefused) -> None:
+        context = self._contexts.get(order.run_id)
+        if context is None:
+            return
+        if isinstance(order, ResumeOrder):
+            context.resumed()
+        else:
+            context.wait_refused(order.wait_id, order.cycle)
 
     # -- for bodies ----------------------------------------------------------------
 

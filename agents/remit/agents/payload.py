@@ -6,13 +6,17 @@ also carries what was defined in a script or a notebook.
 
 from __future__ import annotations
 
+import importlib
+import json
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 from remit.core.errors import ArgumentNotPicklable, RemitError
+from remit.journal.redact import REDACTED, mask_text, preview, redact
 
-__all__ = ["ResultNotPicklable", "ResultTooLarge", "decode", "encode_arguments", "encode_result"]
+__all__ = ["ResultNotPicklable", "ResultTooLarge", "decode", "encode_arguments", "encode_result", "short_preview"]
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _MAX_NESTING = 4
@@ -37,21 +41,26 @@ def _is_plain(value: object, depth: int = 0) -> bool:
         return True
     if depth >= _MAX_NESTING:
         return False
+    items: list[object]
     if kind is dict:
-        return all(
-            type(key) in _PLAIN and _is_plain(item, depth + 1)
-            for key, item in value.items()  # type: ignore[attr-defined]
-        )
-    if kind is list or kind is tuple:
-        return all(_is_plain(item, depth + 1) for item in value)  # type: ignore[attr-defined]
-    return False
+        mapping = cast("dict[object, object]", value)
+        items = [*mapping.keys(), *mapping.values()]
+    elif kind is list or kind is tuple:
+        items = list(cast("list[object]", value))
+    else:
+        return False
+    return all(_is_plain(item, depth + 1) for item in items)
 
 
 def _dumps(value: object) -> bytes:
     if _is_plain(value):
         return pickle.dumps(value, protocol=5)
-    import cloudpickle  # costs 20 ms, and plain values do not need it
+    return _pickle_by_value(value)
 
+
+def _pickle_by_value(value: object) -> bytes:
+    # Imported here: it costs 20 ms, which plain values need not pay. It has no type stubs.
+    cloudpickle: Any = importlib.import_module("cloudpickle")
     blob: bytes = cloudpickle.dumps(value, protocol=5)
     return blob
 
@@ -82,16 +91,13 @@ def encode_agent(agent: object, agent_name: str) -> bytes:
     Raises:
         ArgumentNotPicklable: it refers to something that cannot be pickled.
     """
-    import cloudpickle
-
     try:
-        blob: bytes = cloudpickle.dumps(agent, protocol=5)
+        return _pickle_by_value(agent)
     except Exception as error:  # pickling runs user code: anything may come out
         raise ArgumentNotPicklable(
             f"agent {agent_name!r} cannot be pickled ({error}); "
             "it must not refer to open files, locks, sockets or other live things"
         ) from error
-    return blob
 
 
 def encode_result(value: object, limit_bytes: int) -> bytes:
@@ -117,6 +123,52 @@ def encode_result(value: object, limit_bytes: int) -> bytes:
             f"the result is {len(blob)} bytes pickled and the limit is {limit_bytes}; write a file and return its path"
         )
     return blob
+
+
+_SHORT = 200
+
+
+@lru_cache(maxsize=4096)
+def _may_show(key: str) -> bool:
+    """Tell whether values under this key are no secrets by its name."""
+    return REDACTED not in redact({key: 0}).values()
+
+
+def short_preview(value: Any, max_bytes: int) -> str:
+    """Return a bounded, redacted rendering of a value as JSON text; the empty text for None.
+
+    Numbers and short texts, which most arguments and results are, take a short way.
+    """
+    if value is None:
+        return ""
+    shown = _shown_mapping(value) if type(value) is dict else _shown_scalar(value)
+    if shown is _UNKNOWN:
+        shown = preview(value, max_bytes=max_bytes)
+    return json.dumps(shown, ensure_ascii=False)
+
+
+_UNKNOWN = object()
+
+
+def _shown_scalar(value: Any) -> Any:
+    kind = type(value)
+    if kind is int or kind is bool or value is None:
+        return value
+    if kind is str and len(value) <= _SHORT:
+        return mask_text(value)
+    return _UNKNOWN
+
+
+def _shown_mapping(mapping: dict[Any, Any]) -> Any:
+    if len(mapping) > 4:
+        return _UNKNOWN
+    shown: dict[str, Any] = {}
+    for key, value in mapping.items():
+        item = _shown_scalar(value)
+        if item is _UNKNOWN or type(key) is not str or not _may_show(key):
+            return _UNKNOWN
+        shown[key] = item
+    return shown
 
 
 def decode(blob: bytes) -> Any:

@@ -8,7 +8,7 @@ until it is done. Signals are watched there, so a blocked call raises
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from remit.agents.delegation import Delegator
@@ -162,15 +162,15 @@ class SyncDelegator:
 
     def as_completed(self, runs: Iterable[SyncRun]) -> Iterator[SyncRun]:
         """Yield runs as they end; see `Delegator.as_completed`."""
-        by_handle = {run.run: run for run in runs}
-        waiting = list(by_handle)
+        by_handle: dict[Run, SyncRun] = {run.run: run for run in runs}
+        waiting: list[Run] = list(by_handle)
         while waiting:
             current = tuple(waiting)
             run_in_loop(
                 self._loop,
                 self._delegator.wait_runs(
                     current,
-                    enough=lambda current=current: any(run.is_settled for run in current),
+                    enough=_any_settled(current),
                     timeout_s=None,
                 ),
             )
@@ -186,6 +186,10 @@ class SyncDelegator:
         """Cancel this turn or run itself; see `Delegator.cancel`."""
         receipt = run_in_loop(self._loop, self._delegator.cancel(reason, kill=kill))
         return SyncReceipt(receipt, self._loop)
+
+
+def _any_settled(runs: Sequence[Run]) -> Callable[[], bool]:
+    return lambda: any(run.is_settled for run in runs)
 
 
 def _plain(options: RunOptions | None) -> RunOptions | None:

@@ -59,7 +59,7 @@ def bundle(agent: Any) -> AgentBundle:
         isolation=agent.isolation,
         resources_key=agent.resources_key,
         limits=agent.limits,
-        check_arguments=agent.check_arguments,
+        check_arguments=agent.argument_check(),
     )
     _packed[agent] = packed
     return packed

@@ -148,7 +148,7 @@ def _pick_host(tx: Transaction, node: Node) -> HostState | None:
     shared = node.pool is Pool.SHARED
     grow_at = tx.settings.grow_at if shared else 1
     best: HostState | None = None
-    best_rank = (3, 0)
+    best_rank: tuple[int, int] = (3, 0)
     bound = 0
     for host in tx.state.hosts.values():
         if host.pool is node.pool and host.env_key == node.env_key and not host.draining:
@@ -156,7 +156,7 @@ def _pick_host(tx: Transaction, node: Node) -> HostState | None:
         if not host_has_room(host, node):
             continue
         load = len(host.runs)
-        rank = (1, 0) if host.pool is None else (0 if load < grow_at else 2, load)
+        rank: tuple[int, int] = (1, 0) if host.pool is None else (0 if load < grow_at else 2, load)
         if rank < best_rank:
             best, best_rank = host, rank
     if shared and best_rank[0] == 1 and bound >= tx.settings.max_shared_hosts:

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import ray
+import ray as _ray
 from ray.exceptions import RayError
 
 from remit.coordinator.life import Life, LoopScheduler
@@ -28,6 +28,9 @@ from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
 
 __all__ = ["RayLink", "connect", "coordinator_name", "disconnect", "find_coordinator"]
+
+# Ray's own annotations are incomplete, and wrong in places.
+ray: Any = _ray
 
 logger = logging.getLogger("remit.ray")
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from remit.agents.client import ClientSession
 from remit.agents.runs import RunOptions
@@ -102,7 +102,7 @@ class Turn(SyncDelegator):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> bool:
+    ) -> Literal[False]:
         """Report the body's end, wait for what is below, and raise if it was cancelled."""
         was_set = self._holder.signal.is_set
         if isinstance(error, KeyboardInterrupt) and not was_set:

@@ -90,4 +90,5 @@ class Cause:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Cause:
         """Return the cause that `to_dict` wrote."""
-        return cls(**{**data, "kind": CauseKind(data["kind"])})
+        rest = {name: value for name, value in data.items() if name != "kind"}
+        return cls(kind=CauseKind(data["kind"]), **rest)

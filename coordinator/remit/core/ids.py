@@ -50,7 +50,7 @@ _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 def _encode(value: int, width_pairs: int) -> str:
     """Write an integer in base 32, two characters at a time, most significant first."""
-    parts = []
+    parts: list[str] = []
     for _ in range(width_pairs):
         parts.append(_PAIRS[value & 1023])
         value >>= 10

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -185,12 +185,26 @@ class TaskScope:
             return False
         return asyncio.get_running_loop().time() < self._shield_until
 
-    def shield(self, until: float | None) -> float | None:
-        """Pause delivery until a loop time, or resume it; return what was set before."""
-        before, self._shield_until = self._shield_until, until
+    def shield(self, until: float) -> float | None:
+        """Pause delivery until a loop time, or an earlier one that holds already.
+
+        Returns:
+            What held before, for `unshield`.
+        """
+        before = self._shield_until
+        self._shield_until = until if before is None else min(until, before)
+        self._look_again()
+        return before
+
+    def unshield(self, before: float | None) -> None:
+        """Go back to what held before a `shield`."""
+        self._shield_until = before
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Let a signal that is set be delivered once nothing shields the task."""
         if self._active and self.signal.is_set and self._delivery is not None:
             self._delivery.watch(self)
-        return before
 
 
 _current: contextvars.ContextVar[TaskScope | None] = contextvars.ContextVar("remit_task_scope", default=None)
@@ -202,7 +216,7 @@ def current_scope() -> TaskScope | None:
 
 
 @asynccontextmanager
-async def shielded(timeout_s: float) -> AsyncIterator[None]:
+async def shielded(timeout_s: float) -> AsyncGenerator[None]:
     """Protect clean-up in the current task from our cancels, for a bounded time.
 
     Cancels of others still land. When the time is over, delivery resumes in the
@@ -221,8 +235,8 @@ async def shielded(timeout_s: float) -> AsyncIterator[None]:
         yield
         return
     until = asyncio.get_running_loop().time() + timeout_s
-    before = scope.shield(until if scope._shield_until is None else min(until, scope._shield_until))
+    before = scope.shield(until)
     try:
         yield
     finally:
-        scope.shield(before)
+        scope.unshield(before)

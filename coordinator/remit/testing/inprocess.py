@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -266,7 +266,7 @@ def open_inprocess(
     settings: Settings | None = None,
     journal: Journal | None = None,
     poll_s: float = 0.5,
-) -> Iterator[InProcess]:
+) -> Generator[InProcess]:
     """Run a coordinator and its hosts in this process for the time of a block."""
     system = InProcess(workspace, settings=settings, journal=journal, poll_s=poll_s)
     try:

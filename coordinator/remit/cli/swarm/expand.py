@@ -18,7 +18,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from pydantic import JsonValue
 
 from remit.cli.swarm.model import EachSpec
 from remit.core.errors import SwarmFileError
@@ -38,7 +39,7 @@ _NEVER_GUESSED = frozenset({".git", ".remit", ".venv", "node_modules"})
 """Folders that only a pattern which spells out their name goes into."""
 
 
-def expand(each: EachSpec, workspace: Path) -> list[Any]:
+def expand(each: EachSpec, workspace: Path) -> list[JsonValue]:
     """Return the items a run is repeated for.
 
     Args:
@@ -57,7 +58,7 @@ def expand(each: EachSpec, workspace: Path) -> list[Any]:
     return first_items(each, find_items(each, workspace))
 
 
-def find_items(each: EachSpec, workspace: Path) -> list[Any]:
+def find_items(each: EachSpec, workspace: Path) -> list[JsonValue]:
     """Return all items, as `expand` does before `limit`.
 
     Raises:
@@ -66,11 +67,11 @@ def find_items(each: EachSpec, workspace: Path) -> list[Any]:
     if each.glob is not None:
         return _Search(workspace, each.exclude or ()).find(each.glob)
     if each.lines is not None:
-        return list[Any](_lines(each.lines, workspace))
+        return list[JsonValue](_lines(each.lines, workspace))
     return list(each.items or ())
 
 
-def first_items(each: EachSpec, found: list[Any]) -> list[Any]:
+def first_items(each: EachSpec, found: list[JsonValue]) -> list[JsonValue]:
     """Return the items that `limit` leaves.
 
     Raises:
@@ -99,12 +100,12 @@ class _Search:
         self._exclude = [_exclusion(pattern) for pattern in exclude]
         self._listings: dict[str, list[os.DirEntry[str]]] = {}
 
-    def find(self, patterns: Sequence[str]) -> list[Any]:
+    def find(self, patterns: Sequence[str]) -> list[JsonValue]:
         """Return what any of the patterns finds, sorted, each once."""
         found: set[str] = set()
         for pattern in patterns:
             self._find(pattern, found)
-        return sorted(found)
+        return list[JsonValue](sorted(found))
 
     def _find(self, pattern: str, found: set[str]) -> None:
         parts = [part for part in pattern.split("/") if part not in ("", ".")]

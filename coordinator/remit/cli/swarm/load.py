@@ -13,11 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from remit.cli.swarm.model import (
@@ -41,12 +42,20 @@ MAX_FILE_BYTES = 1024 * 1024
 _MAX_VALUES = 200_000
 """Most values a file may hold once its aliases are written out."""
 _MAX_DEPTH = 64
+_MAX_FINDINGS = 100
+"""Most mistakes that are looked for; nobody reads more, and suggestions take time."""
 _MAX_SHOWN_CHARS = 60
+
+_LOADER: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Only its parser is used; libyaml's is ten times as fast where PyYAML was built with it."""
+
+# Source: https://yaml.org/spec/1.2.2/#51-character-set
+_NOT_ALLOWED = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-# The core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#1032-tag-resolution), without .inf and .nan,
-# which no JSON value can be.
+# The core schema, without .inf and .nan, which no JSON value can be.
+# Source: https://yaml.org/spec/1.2.2/#1032-tag-resolution
 _NULL = re.compile(r"null|Null|NULL|~|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -108,10 +117,10 @@ def parse_swarm(text: str, *, label: str = "swarm.yaml") -> SwarmFile:
         place = f"{label}:{error.line}" if error.line else label
         raise _refusal([f"{place}: {error.text}"]) from error
     document = _Document(label, root)
-    if not isinstance(root.content, dict):
+    whole = _plain(root, _WRITTEN_TEXT)
+    if not isinstance(whole, dict):
         raise _refusal([f"{document.describe(())}: must be a mapping with 'agents' and 'runs'"])
-    data = cast("dict[str, Any]", _plain(root, _WRITTEN_TEXT))
-    data = {key: value for key, value in data.items() if not key.startswith("x-")}
+    data = {key: value for key, value in whole.items() if not key.startswith("x-")}
     data.setdefault("name", Path(label).stem or "swarm")
     swarm, findings = _validate(data, document)
     findings += [*reader.findings, *_lossy_numbers(document)]
@@ -142,31 +151,62 @@ class _Entry(NamedTuple):
     node: _Node
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """One value of the file. Aliases share nodes, so a tree of them stays small."""
+_Plain = str | int | float | bool | None
 
-    content: Any
-    """A scalar, a dict of text to `_Entry`, or a list of `_Entry`."""
+
+@dataclass(slots=True)
+class _Scalar:
+    """One value without parts."""
+
     line: int
+    value: _Plain
+    written: str = ""
+    """The value as it stands in the file."""
+    size: int = 1
+    depth: int = 1
+
+
+@dataclass(slots=True)
+class _Mapping:
+    """A mapping. Aliases share nodes, so a tree of them stays small."""
+
+    line: int
+    entries: dict[str, _Entry] = field(default_factory=dict[str, _Entry])
     size: int = 1
     """Values in it, itself included, with aliases written out."""
-    written: str = ""
-    """A scalar as it stands in the file."""
+    depth: int = 1
+    """Levels in it, itself included."""
+
+
+@dataclass(slots=True)
+class _List:
+    """A list; `size` and `depth` as those of a mapping."""
+
+    line: int
+    items: list[_Entry] = field(default_factory=list[_Entry])
+    size: int = 1
+    depth: int = 1
+
+
+_Node = _Scalar | _Mapping | _List
 
 
 @dataclass(slots=True)
 class _Frame:
     """A mapping or list that is still open."""
 
-    content: Any
-    line: int
+    node: _Mapping | _List
     anchor: str | None
     path: FieldPath
     key: str | None = None
     key_line: int = 0
     repeated: bool = False
-    merged: list[_Node] = field(default_factory=list["_Node"])
+    merged: list[_Mapping] = field(default_factory=list[_Mapping])
+
+    @property
+    def wants_key(self) -> bool:
+        """Whether the next value is a key."""
+        return isinstance(self.node, _Mapping) and self.key is None
 
 
 class _Reader:
@@ -184,15 +224,15 @@ class _Reader:
 
     def read(self, text: str) -> _Node:
         """Return the one document of a text."""
+        if odd := _NOT_ALLOWED.search(text):
+            line = text.count("\n", 0, odd.start()) + 1
+            raise _Unreadable(f"holds a character that YAML does not allow (U+{ord(odd[0]):04X})", line)
         try:
-            for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            for event in yaml.parse(text, Loader=_LOADER):
                 self._take(event)
         except yaml.MarkedYAMLError as error:
             raise _Unreadable(*_syntax_problem(error, text)) from error
-        except yaml.reader.ReaderError as error:
-            line = text.count("\n", 0, error.position) + 1
-            raise _Unreadable(f"holds a character that YAML does not allow (U+{error.character:04X})", line) from error
-        except (ValueError, OverflowError) as error:  # the parser on escapes and directives out of range
+        except (yaml.YAMLError, ValueError, OverflowError) as error:  # escapes and directives out of range
             raise _Unreadable(f"is not valid YAML: {error}") from error
         if self._root is None:
             raise _Unreadable("is empty; a swarm file has 'agents' and 'runs'")
@@ -204,14 +244,14 @@ class _Reader:
             case yaml.AliasEvent():
                 self._add(self._alias(event.anchor, line), line)
             case yaml.ScalarEvent():
-                if self._open and isinstance(self._open[-1].content, dict) and self._open[-1].key is None:
+                if self._open and self._open[-1].wants_key:
                     self._set_key(event.value, line)
                 else:
                     node = self._scalar(event, line)
                     self._remember(event.anchor, node)
                     self._add(node, line)
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
-                self._start({} if isinstance(event, yaml.MappingStartEvent) else [], event.anchor, line)
+                self._start(_Mapping(line) if isinstance(event, yaml.MappingStartEvent) else _List(line), event.anchor)
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 self._end()
             case yaml.DocumentStartEvent() if self._root is not None:
@@ -219,34 +259,38 @@ class _Reader:
             case _:
                 pass
 
-    def _start(self, content: Any, anchor: str | None, line: int) -> None:
-        if self._open and isinstance(self._open[-1].content, dict) and self._open[-1].key is None:
-            raise _Unreadable("has a list or mapping as a key; keys are plain words", line)
+    def _start(self, node: _Mapping | _List, anchor: str | None) -> None:
+        if self._open and self._open[-1].wants_key:
+            raise _Unreadable("has a list or mapping as a key; keys are plain words", node.line)
         if len(self._open) == _MAX_DEPTH:
-            raise _Unreadable(f"is nested deeper than {_MAX_DEPTH} levels", line)
+            raise _Unreadable(f"is nested deeper than {_MAX_DEPTH} levels", node.line)
         if anchor:
             self._anchors[anchor] = None  # open: an alias to it would contain itself
-        self._open.append(_Frame(content, line, anchor, self._path()))
+        self._open.append(_Frame(node, anchor, self._path()))
 
     def _end(self) -> None:
         frame = self._open.pop()
-        for other in frame.merged:
-            for key, entry in other.content.items():
-                frame.content.setdefault(key, entry)
-        entries: Iterable[_Entry] = frame.content.values() if isinstance(frame.content, dict) else frame.content
-        size = 1 + sum(entry.node.size for entry in entries)
-        if size > _MAX_VALUES:
-            raise _Unreadable(f"grows to more than {_MAX_VALUES:,} values; use 'each' instead", frame.line)
-        node = _Node(frame.content, frame.line, size)
+        node = frame.node
+        if isinstance(node, _Mapping):
+            for other in frame.merged:
+                for key, entry in other.entries.items():
+                    node.entries.setdefault(key, entry)
+        children = [entry.node for entry in (node.entries.values() if isinstance(node, _Mapping) else node.items)]
+        node.size = 1 + sum(child.size for child in children)
+        node.depth = 1 + max((child.depth for child in children), default=0)
+        if node.size > _MAX_VALUES:
+            raise _Unreadable(f"grows to more than {_MAX_VALUES:,} values; use 'each' instead", node.line)
+        if node.depth > _MAX_DEPTH:  # by aliases of aliases
+            raise _Unreadable(f"is nested deeper than {_MAX_DEPTH} levels", node.line)
         self._remember(frame.anchor, node)
-        self._add(node, frame.line)
+        self._add(node, node.line)
 
     def _path(self) -> FieldPath:
         """Return the place of the value that comes next."""
         if not self._open:
             return ()
         frame = self._open[-1]
-        return (*frame.path, len(frame.content) if isinstance(frame.content, list) else frame.key or "")
+        return (*frame.path, len(frame.node.items) if isinstance(frame.node, _List) else frame.key or "")
 
     def _remember(self, anchor: str | None, node: _Node) -> None:
         if anchor:
@@ -262,13 +306,15 @@ class _Reader:
 
     def _set_key(self, key: str, line: int) -> None:
         frame = self._open[-1]
+        assert isinstance(frame.node, _Mapping)
+        if not _is_text(key):
+            raise _Unreadable("has half of a surrogate pair in a key, which is no character", line)
         frame.key, frame.key_line = key, line
-        frame.repeated = key in frame.content
-        if frame.repeated:
-            first = frame.content[key].line
-            self.findings.append(
-                Finding((*frame.path, key), f"stands here twice, first on line {first} and on line {line}")
-            )
+        first = frame.node.entries.get(key)
+        frame.repeated = first is not None
+        if first is not None:
+            told = f"stands here twice, first on line {first.line} and again on line {line}"
+            self.findings.append(Finding((*frame.path, key), told))
 
     def _add(self, node: _Node, line: int) -> None:
         """Give a finished value to what is open."""
@@ -276,49 +322,57 @@ class _Reader:
             self._root = node
             return
         frame = self._open[-1]
-        if isinstance(frame.content, list):
-            frame.content.append(_Entry(line, node))
-            return
-        if frame.key is None:
+        if isinstance(frame.node, _List):
+            frame.node.items.append(_Entry(line, node))
+        elif frame.key is None:
             raise _Unreadable("has an alias as a key; keys are plain words", line)
-        if frame.key == "<<":
+        elif frame.key == "<<":
             self._merge(frame, node)
         elif not frame.repeated:
-            frame.content[frame.key] = _Entry(frame.key_line, node)
+            frame.node.entries[frame.key] = _Entry(frame.key_line, node)
         frame.key = None
 
     def _merge(self, frame: _Frame, node: _Node) -> None:
         """Take the entries of `<<`: a mapping, or a list of them, of which the first wins."""
-        nodes = [entry.node for entry in node.content] if isinstance(node.content, list) else [node]
-        if not all(isinstance(one.content, dict) for one in nodes):
-            self.findings.append(Finding((*frame.path, "<<"), "takes a mapping, or a list of mappings"))
-            return
-        frame.merged += nodes
+        nodes = [entry.node for entry in node.items] if isinstance(node, _List) else [node]
+        mappings = [one for one in nodes if isinstance(one, _Mapping)]
+        if len(mappings) < len(nodes):
+            self.findings.append(Finding(frame.path, "'<<' takes a mapping, or a list of mappings"))
+        frame.merged += mappings
 
-    def _scalar(self, event: yaml.ScalarEvent, line: int) -> _Node:
+    def _scalar(self, event: yaml.ScalarEvent, line: int) -> _Scalar:
         text = event.value
         tag = (event.tag or "").removeprefix(_TAG)
+        problem = ""
         try:
-            text.encode()
-            if event.implicit[0]:
-                return _Node(_resolved(text), line, written=text)
-            if tag in ("", "!", "str"):
-                return _Node(text, line, written=text)
-            if tag in ("null", "bool", "int", "float"):
+            if not _is_text(text):
+                problem = "holds half of a surrogate pair, which is no character"
+            elif event.implicit[0] or tag in _KINDS:
                 value = _resolved(text)
-                kind = {"null": type(None), "bool": bool, "int": int, "float": (int, float)}[tag]
-                if isinstance(value, kind):
-                    return _Node(value, line, written=text)
-            problem = f"has the tag {event.tag!r}, which this value cannot have in a swarm file"
-        except UnicodeEncodeError:
-            problem = "holds half of a surrogate pair, which is no character"
+                if event.implicit[0] or isinstance(value, _KINDS[tag]):
+                    return _Scalar(line, value, text)
+            elif tag in ("", "!", "str"):
+                return _Scalar(line, text, text)
         except (ValueError, OverflowError):
             problem = "is a number out of range; write it in quotes if it is text"
-        self.findings.append(Finding(self._path(), problem))
-        return _Node("", line)
+        self.findings.append(Finding(self._path(), problem or f"cannot have the tag {event.tag!r} here"))
+        return _Scalar(line, "")
 
 
-def _resolved(text: str) -> str | int | float | bool | None:
+_KINDS: dict[str, type | tuple[type, ...]] = {"null": type(None), "bool": bool, "int": int, "float": (int, float)}
+"""Tags that a value may carry if it is of that kind anyway."""
+
+
+def _is_text(text: str) -> bool:
+    """Tell whether a text is made of whole characters; escapes can make half ones."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _resolved(text: str) -> _Plain:
     """Return what a plain word means.
 
     Raises:
@@ -354,14 +408,15 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str) -> tuple[str, int]:
     )
 
 
-def _plain(node: _Node, texts: tuple[tuple[str, ...], ...] = ()) -> Any:
+def _plain(node: _Node, texts: tuple[tuple[str, ...], ...] = ()) -> JsonValue:
     """Return a node as plain data; at the given places, scalars as they are written."""
-    if isinstance(node.content, dict):
-        entries = cast("dict[str, _Entry]", node.content)
-        return {key: _plain(entry.node, _below(texts, key)) for key, entry in entries.items()}
-    if isinstance(node.content, list):
-        return [_plain(entry.node, _below(texts, "*")) for entry in cast("list[_Entry]", node.content)]
-    return node.written if () in texts and isinstance(node.content, int | float) else node.content
+    match node:
+        case _Mapping():
+            return {key: _plain(entry.node, _below(texts, key)) for key, entry in node.entries.items()}
+        case _List():
+            return [_plain(entry.node, _below(texts, "*")) for entry in node.items]
+        case _Scalar():
+            return node.written if () in texts and isinstance(node.value, int | float) else node.value
 
 
 def _below(texts: tuple[tuple[str, ...], ...], key: str) -> tuple[tuple[str, ...], ...]:
@@ -381,11 +436,10 @@ class _Document:
         found: list[str | int] = []
         for part in path:
             entry: _Entry | None = None
-            if isinstance(node.content, dict):
-                entry = cast("dict[str | int, _Entry]", node.content).get(part)
-            elif isinstance(node.content, list) and isinstance(part, int):
-                items = cast("list[_Entry]", node.content)
-                entry = items[part] if part < len(items) else None
+            if isinstance(node, _Mapping) and isinstance(part, str):
+                entry = node.entries.get(part)
+            elif isinstance(node, _List) and isinstance(part, int) and part < len(node.items):
+                entry = node.items[part]
             if entry is not None:  # parts that are not in the file are the model's own names
                 line, node = entry
                 found.append(part)
@@ -407,26 +461,27 @@ def _shown_key(key: str) -> str:
     return key if re.fullmatch(r"[\w.-]+", key) else repr(key)
 
 
-def _validate(data: dict[str, Any], document: _Document) -> tuple[SwarmFile | None, list[Finding]]:
+def _validate(data: dict[str, JsonValue], document: _Document) -> tuple[SwarmFile | None, list[Finding]]:
     """Return the model, or None where its shape does not hold, and all that is wrong."""
     try:
         swarm = SwarmFile.model_validate(data)
     except ValidationError as error:
-        found = [_shape_finding(detail, document) for detail in error.errors(include_url=False)]
-        return None, [*found, *_readable_parts(data).findings()]
-    return swarm, list(Parts.of(swarm).findings())
+        details = error.errors(include_url=False)[:_MAX_FINDINGS]
+        found = [_shape_finding(detail, document) for detail in details]
+        return None, [*found, *islice(_readable_parts(data).findings(), _MAX_FINDINGS)]
+    return swarm, list(islice(Parts.of(swarm).findings(), _MAX_FINDINGS))
 
 
-def _readable_parts(data: Mapping[str, Any]) -> Parts:
+def _readable_parts(data: Mapping[str, JsonValue]) -> Parts:
     """Return the agents and runs that do hold, and the names of all."""
     agents, runs = data.get("agents"), data.get("runs")
-    run_data = cast("list[object]", runs) if isinstance(runs, list) else []
-    names = [cast("dict[str, object]", run).get("name") if isinstance(run, dict) else None for run in run_data]
+    items = runs if isinstance(runs, list) else []
+    names = [run.get("name") if isinstance(run, dict) else None for run in items]
     return Parts(
-        agents={name: _attempt(AgentSpec, value) for name, value in cast("dict[str, object]", agents).items()}
+        agents={name: _attempt(AgentSpec, value) for name, value in agents.items()}
         if isinstance(agents, dict)
         else None,
-        runs=[_attempt(RunSpec, run) for run in run_data],
+        runs=[_attempt(RunSpec, run) for run in items],
         run_names=[name if isinstance(name, str) else None for name in names],
     )
 
@@ -440,7 +495,12 @@ def _attempt(kind: type[_Model], value: object) -> _Model | None:
 
 def _shape_finding(detail: ErrorDetails, document: _Document) -> Finding:
     """Say in our words what pydantic found."""
-    location, value, context = detail["loc"], detail["input"], detail.get("ctx", {})
+    location, value = detail["loc"], detail["input"]
+    # Bounds of seconds are floats; people write whole numbers.
+    context = {
+        name: int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+        for name, bound in detail.get("ctx", {}).items()
+    }
     if detail["type"] == "missing":
         return Finding(location[:-1], f"the required field {str(location[-1])!r} is missing")
     if detail["type"] == "extra_forbidden":
@@ -448,8 +508,8 @@ def _shape_finding(detail: ErrorDetails, document: _Document) -> Finding:
         fields = _fields_at(document.find(location)[0])
         return Finding(location, f"no such field; fields are {', '.join(fields)}{suggestion(key, fields)}")
     if "at" in context:
-        items = cast("list[object]", value)
-        return Finding((*location, context["at"]), f"{detail['msg']}, not {_kind(items[context['at']])}")
+        at, items = cast("int", context["at"]), cast("list[object]", value)
+        return Finding((*location, at), f"{detail['msg']}, not {_kind(items[at])}")
     known = cast("list[str]", re.findall(r"'([^']*)'", str(context.get("expected", ""))))
     template = _WORDING.get(detail["type"])
     text = template.format(**context) if template else detail["msg"][:1].lower() + detail["msg"][1:]
@@ -513,9 +573,7 @@ def _kind(value: object) -> str:
 def _lossy_numbers(document: _Document) -> Iterator[Finding]:
     """Yield values such as 3.10, which as numbers are not what they look like."""
     _, _, runs = document.find(("runs",))
-    if not isinstance(runs.content, list):
-        return
-    for position in range(len(cast("list[_Entry]", runs.content))):
+    for position in range(len(runs.items) if isinstance(runs, _List) else 0):
         for name in ("with", "each"):
             path: FieldPath = ("runs", position, name)
             found, _, node = document.find(path)
@@ -524,12 +582,14 @@ def _lossy_numbers(document: _Document) -> Iterator[Finding]:
 
 
 def _lossy_below(node: _Node, path: FieldPath) -> Iterator[Finding]:
-    if isinstance(node.content, dict):
-        for key, entry in cast("dict[str, _Entry]", node.content).items():
-            yield from _lossy_below(entry.node, (*path, key))
-    elif isinstance(node.content, list):
-        for position, entry in enumerate(cast("list[_Entry]", node.content)):
-            yield from _lossy_below(entry.node, (*path, position))
-    elif isinstance(node.content, float) and _LOSES_ZERO.fullmatch(node.written):
-        read = f"{node.written} is read as the number {node.content}"
-        yield Finding(path, f"{read}; write it in quotes if it is text, or without the last zero")
+    match node:
+        case _Mapping():
+            for key, entry in node.entries.items():
+                yield from _lossy_below(entry.node, (*path, key))
+        case _List():
+            for position, entry in enumerate(node.items):
+                yield from _lossy_below(entry.node, (*path, position))
+        case _Scalar():
+            if isinstance(node.value, float) and _LOSES_ZERO.fullmatch(node.written):
+                read = f"{node.written} is read as the number {node.value}"
+                yield Finding(path, f"{read}; write it in quotes if it is text, or without the last zero")

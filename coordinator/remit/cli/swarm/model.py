@@ -14,9 +14,19 @@ import difflib
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import PurePosixPath
+from itertools import islice
 from typing import Annotated, Any, NamedTuple, Protocol, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainValidator,
+    PrivateAttr,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from remit.core.errors import InvalidArgument
@@ -46,6 +56,7 @@ MAX_SECONDS = 366 * 24 * 3600
 """Longest span; anything above is a slip, and very large ones overflow the timers."""
 
 _SHOWN_NAMES = 10
+_MAX_COMPARED = 1000
 _COMMAND_ONLY = ("shell", "cwd", "env", "timeout_s", "grace_s", "ok_exit_codes")
 
 FieldPath = tuple[str | int, ...]
@@ -85,7 +96,7 @@ class Isolation(StrEnum):
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the closest known word, or the empty text."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(word, list(islice(known, _MAX_COMPARED)), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -239,7 +250,7 @@ class EachSpec(_Spec):
     down. A pattern that ends in / finds folders. Hidden ones and node_modules only if named."""
     exclude: _Texts | None = None
     """Patterns of what `glob` leaves out; one without / holds in every folder."""
-    items: Annotated[list[Any], Field(alias="list")] | None = None
+    items: list[JsonValue] | None = Field(default=None, alias="list")
     """Any values."""
     lines: _Argv | None = None
     """Program and arguments, run in the workspace without a shell: one item a line it prints."""
@@ -260,18 +271,15 @@ class EachSpec(_Spec):
             for pattern in patterns or ():
                 if problem := _bad_pattern(pattern):
                     yield Finding((field,), problem)
-        if self.lines is not None:
-            try:
-                CommandTemplate([item.replace("{", "{{").replace("}", "}}") for item in self.lines])
-            except InvalidArgument as error:
-                yield Finding(("lines",), error.message)
+        if self.lines is not None and (not self.lines[0].strip() or "\0" in "".join(self.lines)):
+            yield Finding(("lines",), "must begin with a program's name and hold no NUL")
 
 
 def _each(value: object) -> object:
     """Accept the short forms: one text is a glob, a list is a list."""
     if isinstance(value, str):
         return {"glob": value}
-    return {"list": value} if isinstance(value, list) else value
+    return {"list": cast("list[object]", value)} if isinstance(value, list) else value
 
 
 class RunSpec(_Spec):
@@ -283,7 +291,7 @@ class RunSpec(_Spec):
     """Name of the agent that does it."""
     description: str | None = None
     """What it is for, for people."""
-    arguments: dict[str, Any] = Field(default_factory=dict[str, Any], alias="with")
+    arguments: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue], alias="with")
     """What the agent is given: a command's fields, a function's keyword arguments. In texts,
     {item} is the item of `each` ({item.key} a part of it); {{item}} stands for {item} itself."""
     each: Annotated[EachSpec, BeforeValidator(_each)] | None = None

@@ -15,7 +15,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
+
+from pydantic import JsonValue
 
 from remit.cli.swarm.expand import MAX_ITEMS, find_items, first_items
 from remit.cli.swarm.model import (
@@ -101,7 +103,9 @@ class PlannedRun:
     """Name in the file."""
     agent: str
     """Name of the agent."""
-    arguments: Mapping[str, Any]
+    description: str
+    """For people; may be empty."""
+    arguments: Mapping[str, JsonValue]
     """What the agent is given, JSON values; {after} of a command is not among them."""
     after: tuple[str, ...]
     """Names of the runs that must have succeeded first. Repeated runs share one tuple."""
@@ -232,7 +236,7 @@ class _Planner:
             for name, item in zip(names, items, strict=True)
         ]
 
-    def _items(self, run: RunSpec, path: FieldPath) -> list[Any]:
+    def _items(self, run: RunSpec, path: FieldPath) -> list[JsonValue]:
         if run.each is None:
             return [None]
         try:
@@ -247,13 +251,14 @@ class _Planner:
         return items
 
     def _run(
-        self, run: RunSpec, path: FieldPath, *, name: str, arguments: dict[str, Any], after: tuple[str, ...]
+        self, run: RunSpec, path: FieldPath, *, name: str, arguments: dict[str, JsonValue], after: tuple[str, ...]
     ) -> PlannedRun:
         agent = self._model.agents[run.agent]
         return PlannedRun(
             name=name,
             group=run.name,
             agent=run.agent,
+            description=run.description or "",
             arguments=arguments,
             after=after,
             deadline_s=run.deadline_s if run.deadline_s is not None else agent.deadline_s,
@@ -263,7 +268,7 @@ class _Planner:
             limits=run.limits.limits() if run.limits else None,
         )
 
-    def _arguments(self, run: RunSpec, path: FieldPath, item: Any) -> dict[str, Any]:
+    def _arguments(self, run: RunSpec, path: FieldPath, item: JsonValue) -> dict[str, JsonValue]:
         """Return what one run is given, the item filled in and fitting the agent."""
         scope = {run.item: item} if run.each is not None else {}
         try:
@@ -280,8 +285,8 @@ class _Planner:
 
 
 def _command_arguments(
-    template: CommandTemplate, arguments: Mapping[str, Any], scope: Mapping[str, Any]
-) -> dict[str, Any]:
+    template: CommandTemplate, arguments: Mapping[str, JsonValue], scope: Mapping[str, JsonValue]
+) -> dict[str, JsonValue]:
     """Return the values of a command's fields; the item fills the field of its own name.
 
     Raises:
@@ -295,13 +300,13 @@ def _command_arguments(
     return values
 
 
-def _filled(value: Any, scope: Mapping[str, Any]) -> Any:
+def _filled(value: JsonValue, scope: Mapping[str, JsonValue]) -> JsonValue:
     """Return a value of `with` with the item filled into its texts, however deep.
 
     A text that is nothing but one field becomes the item itself, type and all.
     """
     if isinstance(value, dict):
-        return {key: _filled(below, scope) for key, below in cast("dict[str, Any]", value).items()}
+        return {key: _filled(below, scope) for key, below in value.items()}
     if isinstance(value, list):
         return [_filled(below, scope) for below in value]
     if not isinstance(value, str):
@@ -314,22 +319,22 @@ def _filled(value: Any, scope: Mapping[str, Any]) -> Any:
     )
 
 
-def _looked_up(field: str, scope: Mapping[str, Any]) -> Any:
+def _looked_up(field: str, scope: Mapping[str, JsonValue]) -> JsonValue:
     name, *keys = field.split(".")
     value = scope[name]
     for key in keys:
         if not isinstance(value, dict) or key not in value:
             raise InvalidArgument(f"the item has no {key!r}, which {{{field}}} asks for")
-        value = cast("dict[str, Any]", value)[key]
+        value = value[key]
     return value
 
 
-def _text(value: Any) -> str:
+def _text(value: JsonValue) -> str:
     """Return a value as it stands in a text: texts as they are, all else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _item_names(name: str, items: Sequence[Any]) -> tuple[str, ...]:
+def _item_names(name: str, items: Sequence[JsonValue]) -> tuple[str, ...]:
     """Return the names of a repeated run: by item if that is readable and tells them apart, else by number."""
     labels = [_text(item) if isinstance(item, str | int | float) else "" for item in items]
     readable = all(label and len(label) <= _MAX_LABEL_CHARS and label.isprintable() for label in labels)
@@ -338,10 +343,10 @@ def _item_names(name: str, items: Sequence[Any]) -> tuple[str, ...]:
     return tuple(f"{name}[{label}]" for label in labels)
 
 
-def _unknown_fields(value: Any, path: FieldPath, item: str | None) -> Iterator[Finding]:
+def _unknown_fields(value: JsonValue, path: FieldPath, item: str | None) -> Iterator[Finding]:
     """Yield fields in the texts of `with` that stand for nothing."""
     if isinstance(value, dict):
-        for key, below in cast("dict[str, Any]", value).items():
+        for key, below in value.items():
             yield from _unknown_fields(below, (*path, key), item)
     elif isinstance(value, list):
         for position, below in enumerate(value):
@@ -380,9 +385,10 @@ class Parts:
                 yield Finding(("agents", name), problem)
             if agent is not None:
                 yield from (Finding(("agents", name, *path), text) for path, text in agent.findings())
+        names = {name: None for name in self.run_names if name is not None}
         for position, run in enumerate(self.runs):
             if run is not None:
-                for path, text in (*run.findings(), *self._references(run)):
+                for path, text in (*run.findings(), *self._references(run, names)):
                     yield Finding(("runs", position, *path), text)
         yield from self._name_findings()
         yield from self._cycle_findings()
@@ -397,11 +403,10 @@ class Parts:
             if first.setdefault(name, position) != position:
                 yield Finding(("runs", position, "name"), f"{name!r} is the name of runs[{first[name]}] already")
 
-    def _references(self, run: RunSpec) -> Iterator[Finding]:
+    def _references(self, run: RunSpec, names: Mapping[str, None]) -> Iterator[Finding]:
         if self.agents is not None and run.agent not in self.agents:
             known = f"agents are {known_names(self.agents)}{suggestion(run.agent, self.agents)}"
             yield Finding(("agent",), f"no agent named {run.agent!r}; {known}")
-        names = [name for name in self.run_names if name is not None]
         for after in dict.fromkeys(run.after or ()):
             if after not in names:
                 known = f"runs are {known_names(names)}{suggestion(after, names)}"

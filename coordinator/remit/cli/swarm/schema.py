@@ -37,10 +37,9 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "remit swarm file"}
 
 
-def _widen_items(field: Any, items: dict[str, Any]) -> None:
+def _widen_items(field: dict[str, Any], items: dict[str, Any]) -> None:
     """Let the lists of a field hold other items, however deep the alternatives are nested."""
-    if isinstance(field, dict):
-        if field.get("type") == "array":
-            field["items"] = items
-        for below in field.get("anyOf", []):
-            _widen_items(below, items)
+    if field.get("type") == "array":
+        field["items"] = items
+    for below in field.get("anyOf", []):
+        _widen_items(below, items)
