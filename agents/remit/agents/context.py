@@ -46,7 +46,7 @@ class RunContext(Delegator):
         item: StartItem,
         *,
         signal: CancelSignal,
-        kill: CancelSignal,
+        kill_signal: Callable[[], CancelSignal],
         outbox: Outbox,
         connect: Callable[[], ClientSession],
         workspace: Path,
@@ -63,7 +63,7 @@ class RunContext(Delegator):
             span=span,
         )
         self._item = item
-        self._kill = kill
+        self._kill_signal = kill_signal
         self._outbox = outbox
         self._connect_session = connect
         self._workspace = workspace
@@ -217,7 +217,7 @@ class RunContext(Delegator):
                 env=None if env is None else {**os.environ, **env},
                 timeout_s=timeout_s,
                 grace_s=grace_s,
-                kill=self._kill,
+                kill=self._kill_signal(),
                 on_started=on_started,
                 on_finished=on_finished,
             )

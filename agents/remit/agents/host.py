@@ -146,7 +146,7 @@ class AgentHost:
         problem: Exception | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        signal, kill = self._signals_of(item)
+        signal = self._signal_of(item)
         if signal.is_set:
             self._outbox.put(ended_before_start(item, signal))
             return
@@ -169,7 +169,7 @@ class AgentHost:
         context = RunContext(
             item,
             signal=signal,
-            kill=kill,
+            kill_signal=lambda: self._kill_signal_of(item),
             outbox=self._outbox,
             connect=self._connect,
             workspace=self._workspace,
@@ -211,26 +211,37 @@ class AgentHost:
 
     # -- signals -------------------------------------------------------------------
 
-    def _signals_of(self, item: StartItem) -> tuple[CancelSignal, CancelSignal]:
-        """Return the attempt's signal and its kill signal, linked below its ancestors'."""
+    def _signal_of(self, item: StartItem) -> CancelSignal:
+        """Return a new signal for an attempt, linked below its ancestors'.
+
+        It stands for its run until the next attempt, so that what the attempt
+        delegates is below it, and its time-out ends no later attempt.
+        """
         with self._lock:
-            chain = (*item.path, item.run_id)
-            signal = self._chain(chain, self._signals, self._ordered)
-            kill = self._chain(chain, self._kills, self._ordered_kills)
-        if item.cause is not None:
-            signal.set(item.cause)
-        # Each attempt has its own below the run's: an attempt's time-out ends no run.
-        return signal.child(name=item.run_id), kill
+            parent = self._chain(item.path, self._signals, self._ordered)
+            signal = CancelSignal(name=item.run_id) if parent is None else parent.child(item.run_id)
+            self._signals[item.run_id] = signal
+            cause = item.cause or self._ordered.get(item.run_id)
+        if cause is not None:
+            signal.set(cause)
+        return signal
+
+    def _kill_signal_of(self, item: StartItem) -> CancelSignal:
+        """Return the signal that skips the grace of a run's processes; made when one is started."""
+        with self._lock:
+            kill = self._chain((*item.path, item.run_id), self._kills, self._ordered_kills)
+        assert kill is not None
+        return kill
 
     def _chain(
         self,
-        chain: tuple[str, ...],
+        names: tuple[str, ...],
         signals: weakref.WeakValueDictionary[str, CancelSignal],
         ordered: OrderedDict[str, Cause],
-    ) -> CancelSignal:
+    ) -> CancelSignal | None:
+        """Return the signal of the last of these nodes, each linked below the one before it."""
         parent: CancelSignal | None = None
-        signal = CancelSignal()
-        for name in chain:
+        for name in names:
             found = signals.get(name)
             if found is None:
                 found = CancelSignal(name=name) if parent is None else parent.child(name)
@@ -238,8 +249,8 @@ class AgentHost:
                 cause = ordered.get(name)
                 if cause is not None:
                     found.set(cause)
-            parent = signal = found
-        return signal
+            parent = found
+        return parent
 
     # -- control, in any thread ----------------------------------------------------
 

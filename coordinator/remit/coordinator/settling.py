@@ -67,7 +67,7 @@ def settle_report(tx: Transaction, node: Node, report: ReportEnded) -> None:
         return
     if report.payload is not None:
         tx.payloads[node.id] = report.payload
-    _end_attempt(tx, node, replace(report, before_cancel=before_cancel))
+    _end_attempt(tx, node, report._replace(before_cancel=before_cancel))
 
 
 def settle(tx: Transaction, node: Node) -> None:
