@@ -13,11 +13,12 @@ A turn may be cancelled from another thread or process; the blocked call then ra
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
+
+from anyio.from_thread import start_blocking_portal
 
 from remit.agents.client import ClientSession
 from remit.agents.runs import RunOptions
@@ -36,23 +37,20 @@ __all__ = ["Coordinator", "Limits", "Run", "RunOptions", "Turn"]
 Run = SyncRun
 
 
-class _LoopThread:
-    """An event loop in a daemon thread, which serves the blocking calls."""
+class _Portal:
+    """An event loop in another thread, which serves the blocking calls."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="remit-sync", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        self._portal = start_blocking_portal("asyncio")
+        self.loop: asyncio.AbstractEventLoop = self._portal.__enter__().call(_running_loop)
 
     def close(self) -> None:
-        """Stop the loop and its thread."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=5.0)
-        self.loop.close()
+        """Stop the loop and its thread; what still runs in it is cancelled."""
+        self._portal.__exit__(None, None, None)
+
+
+async def _running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
 
 
 class Turn(SyncDelegator):
@@ -121,7 +119,7 @@ class Coordinator:
 
     def __init__(self, inner: api.Coordinator) -> None:
         self._inner = inner
-        self._thread: _LoopThread | None = None
+        self._thread: _Portal | None = None
 
     @classmethod
     def open(
@@ -146,7 +144,7 @@ class Coordinator:
     def __enter__(self) -> Coordinator:
         """Connect."""
         self._inner.connect()
-        self._thread = _LoopThread()
+        self._thread = _Portal()
         return self
 
     def __exit__(
