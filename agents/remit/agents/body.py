@@ -22,6 +22,7 @@ from typing import Any
 
 from remit.agents.definition import AgentDefinition
 from remit.agents.payload import decode, encode_result, short_preview
+from remit.agents.printing import current_log
 from remit.core.cause import CauseKind
 from remit.core.errors import CommandTimedOut, RemitError, TurnCancelled
 from remit.core.messages import ReportEnded, StartItem
@@ -94,6 +95,7 @@ async def run_body(
         return failed_before_start(item, error)
     tasks = BodyTasks()
     token = current_tasks.set(tasks)
+    printing = current_log.set(context.write_log)
     scope = TaskScope(signal)
     scope.enter()
     raised: BaseException | None = None
@@ -109,6 +111,7 @@ async def run_body(
     finally:
         scope.exit(raised)
         current_tasks.reset(token)
+        current_log.reset(printing)
     await tasks.end_all()
     if raised is not None:
         return _report_raised(item, raised, signal, was_set=was_set)

@@ -31,6 +31,9 @@ from remit.telemetry import NodeSpan
 
 __all__ = ["RunContext"]
 
+# One writer at a time keeps lines whole; one lock for all runs of a host is enough.
+_LOG_LOCK = threading.Lock()
+
 _PREVIEW_BYTES = 2048
 
 
@@ -73,7 +76,6 @@ class RunContext(Delegator):
         self._wait_count = 0
         self._go: asyncio.Future[None] | None = None
         self._process_count = 0
-        self._log_lock = threading.Lock()
 
     def _connect(self) -> ClientSession:
         return self._connect_session()
@@ -159,10 +161,22 @@ class RunContext(Delegator):
         self._outbox.put(ReportProgress(self.run_id, self.attempt, text, blob))
 
     def log(self, text: str) -> None:
-        """Append a line to this run's log (`remit logs`)."""
+        """Append a line with the time of day to this run's log (`remit logs`).
+
+        What the body prints goes there too, as it is.
+        """
         stamp = time.strftime("%H:%M:%S", time.localtime())
-        with self._log_lock, (self.output_dir / "log").open("a", encoding="utf-8") as file:
-            file.write(f"{stamp} {text}\n")
+        self.write_log(f"{stamp} {text}\n")
+
+    def write_log(self, text: str) -> None:
+        """Append a text to this run's log as it is; readable by its owner alone."""
+        path = self.output_dir / "log"
+        with _LOG_LOCK:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, text.encode("utf-8", "replace"))
+            finally:
+                os.close(descriptor)
 
     # -- processes -----------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from remit.agents.context import RunContext
 from remit.agents.environment import CodeEnvironment, stale_modules
 from remit.agents.link import Link
 from remit.agents.outbox import Outbox
+from remit.agents.printing import capture_prints
 from remit.agents.transport import unbundle
 from remit.core.cause import Cause
 from remit.core.errors import InternalError
@@ -130,6 +131,7 @@ class AgentHost:
                 environment: CodeEnvironment = loads(batch.env)
                 if self._own_process:
                     environment.apply()
+                    capture_prints()
                 self._env_key = batch.env_key
             elif self._env_key != batch.env_key:
                 raise InternalError(

@@ -141,7 +141,8 @@ def short_preview(value: Any, max_bytes: int) -> str:
     """
     if value is None:
         return ""
-    shown = _shown_mapping(value) if type(value) is dict else _shown_scalar(value)
+    is_mapping = type(value) is dict
+    shown = _shown_mapping(cast("dict[Any, Any]", value)) if is_mapping else _shown_scalar(value)
     if shown is _UNKNOWN:
         shown = preview(value, max_bytes=max_bytes)
     return json.dumps(shown, ensure_ascii=False)
@@ -151,10 +152,9 @@ _UNKNOWN = object()
 
 
 def _shown_scalar(value: Any) -> Any:
-    kind = type(value)
-    if kind is int or kind is bool or value is None:
+    if value is None or type(value) in (int, bool):
         return value
-    if kind is str and len(value) <= _SHORT:
+    if type(value) is str and len(value) <= _SHORT:
         return mask_text(value)
     return _UNKNOWN
 

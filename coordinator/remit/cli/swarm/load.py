@@ -123,6 +123,8 @@ def parse_swarm(text: str, *, label: str = "swarm.yaml") -> SwarmFile:
     data = {key: value for key, value in whole.items() if not key.startswith("x-")}
     data.setdefault("name", Path(label).stem or "swarm")
     swarm, findings = _validate(data, document)
+    refused = {finding.path for finding in reader.findings}  # one mistake, one sentence
+    findings = [finding for finding in findings if finding.path not in refused]
     findings += [*reader.findings, *_lossy_numbers(document)]
     if swarm is None or findings:
         raise _refusal(document.in_order(findings))

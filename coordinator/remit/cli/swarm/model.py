@@ -13,11 +13,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from pathlib import PurePosixPath
 from itertools import islice
-from typing import Annotated, Any, NamedTuple, Protocol, cast
+from pathlib import PurePosixPath
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -54,6 +55,8 @@ AFTER_FIELD = "after"
 
 MAX_SECONDS = 366 * 24 * 3600
 """Longest span; anything above is a slip, and very large ones overflow the timers."""
+
+_Item = TypeVar("_Item")
 
 _SHOWN_NAMES = 10
 _MAX_COMPARED = 1000
@@ -130,6 +133,13 @@ def _command(value: object) -> str | tuple[str, ...]:
     return value if isinstance(value, str) else _texts(value)
 
 
+def _not_empty(value: tuple[_Item, ...]) -> tuple[_Item, ...]:
+    """Refuse an empty tuple; `min_length` would count only the items that hold."""
+    if not value:
+        raise PydanticCustomError("too_short", "must not be empty")
+    return value
+
+
 _TEXT_LIST: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _TEXT_OR_LIST: dict[str, Any] = {"anyOf": [{"type": "string"}, _TEXT_LIST]}
 _Texts = Annotated[tuple[str, ...], PlainValidator(_texts), WithJsonSchema(_TEXT_OR_LIST)]
@@ -182,7 +192,7 @@ class AgentSpec(_Spec):
     """Seconds the command may take before it is stopped; unlimited by default."""
     grace_s: _Grace | None = None
     """Seconds between asking the command to end and killing it."""
-    ok_exit_codes: Annotated[tuple[_ExitCode, ...], Field(strict=False, min_length=1)] | None = None
+    ok_exit_codes: Annotated[tuple[_ExitCode, ...], Field(strict=False), AfterValidator(_not_empty)] | None = None
     """Exit statuses that count as success; 0 alone by default."""
     python: str | None = None
     """Where the function is, as `module:function`. It gets `with` as keyword arguments."""
@@ -347,7 +357,7 @@ class SwarmFile(_Spec):
     """`stop` cancels all the rest when a run fails; `continue` only blocks what comes after it."""
     agents: dict[str, AgentSpec] = Field(min_length=1)
     """Agents by name."""
-    runs: Annotated[tuple[RunSpec, ...], Field(strict=False, min_length=1)]
+    runs: Annotated[tuple[RunSpec, ...], Field(strict=False), AfterValidator(_not_empty)]
     """What is to be done. Order in the file means nothing; `after` does."""
 
     _source: Source | None = PrivateAttr(default=None)

@@ -33,6 +33,7 @@ def json_schema() -> dict[str, Any]:
     definitions["AgentSpec"]["oneOf"] = [{"required": ["command"]}, {"required": ["python"]}]
     definitions["EachSpec"]["oneOf"] = [{"required": [name]} for name in ("glob", "list", "lines")]
     definitions["RunSpec"]["properties"]["each"]["anyOf"][:0] = _EACH_SHORT_FORMS
+    schema["properties"]["runs"]["minItems"] = 1
     schema["patternProperties"] = {"^x-": {"description": "Anything: a place for what YAML aliases refer to."}}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "remit swarm file"}
 
