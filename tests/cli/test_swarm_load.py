@@ -3,7 +3,8 @@ import pickle
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remit.cli.swarm.load import MAX_FILE_BYTES, load_swarm_file, parse_swarm
@@ -57,7 +58,10 @@ def test_a_mistake_names_file_line_and_field_and_suggests_the_nearest_name() -> 
 @pytest.mark.requirement("B38")
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
     text = with_runs(
-        "{name: a, agent: lnt}", "{name: a, agent: think, after: [b, nobody]}", "{name: b, agent: think, retries: -1}", "7"
+        "{name: a, agent: lnt}",
+        "{name: a, agent: think, after: [b, nobody]}",
+        "{name: b, agent: think, retries: -1}",
+        "7",
     )
     error = refused("agnts: {}\n" + text)
     told = list(vars(error)["problems"])
@@ -89,27 +93,47 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
         ("{name: 'a[1]', agent: think}", "runs[0].name: a name has 1 to 100 printable characters"),
         ("{name: a, agent: think, with: {a-b: 1}}", "runs[0].with.a-b: must be the name of an argument"),
         ("{name: a, agent: lint}", "runs[0]: 'with' gives no 'path', which the command of agent 'lint' needs"),
-        ("{name: a, agent: lint, with: {path: x, pth: x}}", "has no field {pth}; its fields are path (did you mean 'path'?)"),
+        (
+            "{name: a, agent: lint, with: {path: x, pth: x}}",
+            "has no field {pth}; its fields are path (did you mean 'path'?)",
+        ),
         ("{name: a, agent: lint, with: {path: [x]}}", "runs[0].with.path: must be a text, number or truth value"),
-        ("{name: a, agent: merge, with: {after: x}, after: b}", "runs[0].with.after: is filled by remit itself"),
         ("{name: a, agent: merge}", "runs[0]: the command of agent 'merge' reads {after}, and this run comes after"),
         ("{name: a, agent: think, after: b}", "runs[0].after: no run named 'b'; runs are a"),
         ("{name: a, agent: think, as: x}", "runs[0].as: names the item of 'each', and this run has no 'each'"),
         ("{name: a, agent: think, each: [1], as: after}", "runs[0].as: must be a plain name other than 'after'"),
-        ("{name: a, agent: think, each: {list: [1], as: x}, as: y}", "runs[0].as: says 'y', and 'as' in 'each' says 'x'"),
+        (
+            "{name: a, agent: think, each: {list: [1], as: x}, as: y}",
+            "runs[0].as: says 'y', and 'as' in 'each' says 'x'",
+        ),
         ("{name: a, agent: think, each: 7}", "runs[0].each: must be a mapping of fields, not the number 7"),
-        ("{name: a, agent: think, each: {}}", "runs[0].each: needs exactly one of 'glob', 'list' and 'lines'; it has none"),
+        (
+            "{name: a, agent: think, each: {}}",
+            "runs[0].each: needs exactly one of 'glob', 'list' and 'lines'; it has none",
+        ),
         ("{name: a, agent: think, each: {glob: a, list: []}}", "it has glob, list"),
         ("{name: a, agent: think, each: {list: [], exclude: a}}", "runs[0].each.exclude: goes with 'glob' only"),
         ("{name: a, agent: think, each: {glbo: a, list: []}}", "runs[0].each.glbo: no such field; fields are glob,"),
         ("{name: a, agent: think, each: ../*}", "runs[0].each: must be relative to the workspace and stay inside it"),
         ("{name: a, agent: think, each: {glob: /etc/*}}", "runs[0].each.glob: must be relative to the workspace"),
         ("{name: a, agent: think, each: '*.{a,b}'}", "runs[0].each: braces are not expanded"),
-        ("{name: a, agent: think, each: {lines: git ls-files}}", "runs[0].each.lines: must be a list, one item an argument"),
+        (
+            "{name: a, agent: think, each: {lines: git ls-files}}",
+            "runs[0].each.lines: must be a list, one item an argument",
+        ),
         ("{name: a, agent: think, each: {lines: ['']}}", "runs[0].each.lines: must begin with a program's name"),
-        ("{name: a, agent: think, with: {p: '{item}'}}", "nothing fills {item}: the run has no 'each'; write {{item}} for"),
-        ("{name: a, agent: think, each: [1], with: {p: ['{itm}']}}", "runs[0].with.p[0]: nothing fills {itm}: the item is {item}"),
-        ("{name: a, agent: think, each: [3.9, 3.10]}", "runs[0].each[1]: 3.10 is read as the number 3.1; write it in quotes"),
+        (
+            "{name: a, agent: think, with: {p: '{item}'}}",
+            "nothing fills {item}: the run has no 'each'; write {{item}} for",
+        ),
+        (
+            "{name: a, agent: think, each: [1], with: {p: ['{itm}']}}",
+            "runs[0].with.p[0]: nothing fills {itm}: the item is {item}",
+        ),
+        (
+            "{name: a, agent: think, each: [3.9, 3.10]}",
+            "runs[0].each[1]: 3.10 is read as the number 3.1; write it in quotes",
+        ),
         ("just words", "runs[0]: must be a mapping of fields, not 'just words'"),
     ],
 )
@@ -145,7 +169,10 @@ def test_a_mistake_in_a_run_is_one_clear_sentence(run: str, told: str) -> None:
         ("{python: 'a:'}", "agents.x.python: must be 'module:function'"),
         ("{python: 'a b:c'}", "agents.x.python: must be 'module:function'"),
         ("{python: 'a:b', timeout_s: 3}", "agents.x.timeout_s: is for agents with 'command'"),
-        ("{python: 'a:b', isolation: actr}", "agents.x.isolation: must be 'shared' or 'actor', not 'actr' (did you mean 'actor'?)"),
+        (
+            "{python: 'a:b', isolation: actr}",
+            "agents.x.isolation: must be 'shared' or 'actor', not 'actr' (did you mean 'actor'?)",
+        ),
         ("{python: 'a:b', retires: 2}", "(did you mean 'retries'?)"),
         ("ruff", "agents.x: must be a mapping of fields, not 'ruff'"),
     ],
@@ -216,9 +243,12 @@ def test_aliases_cannot_make_a_file_deep_without_bound() -> None:
 
 def test_a_key_given_twice_is_refused_with_both_lines() -> None:
     text = with_runs("{name: a, agent: think}") + "agents: {}\n"
-    assert only_problem(text) == "audit.yaml:7: agents: stands here twice, first on line 1 and again on line 7".replace(
-        "audit.yaml:7", "audit.yaml:1"
-    )
+    assert only_problem(text) == "audit.yaml:1: agents: stands here twice, first on line 1 and again on line 7"
+
+
+def test_the_field_that_is_filled_with_earlier_results_cannot_be_given() -> None:
+    told = only_problem(with_runs("{name: a, agent: think}", "{name: b, agent: merge, after: a, with: {after: x}}"))
+    assert told.startswith("audit.yaml:7: runs[1].with.after: is filled by remit itself")
 
 
 def test_two_runs_of_one_name_are_refused() -> None:
@@ -259,13 +289,17 @@ def test_thousands_of_mistakes_are_cut_short() -> None:
 
 
 def test_plain_words_mean_what_yaml_1_2_says() -> None:
-    run = load("{name: a, agent: think, with: {a: no, b: on, c: 012, d: 0x10, e: 1:30, f: 2024-01-01, g: ~, h: 1e2}}").runs[0]
+    run = load(
+        "{name: a, agent: think, with: {a: no, b: on, c: 012, d: 0x10, e: 1:30, f: 2024-01-01, g: ~, h: 1e2}}"
+    ).runs[0]
     expected = {"a": "no", "b": "on", "c": 12, "d": 16, "e": "1:30", "f": "2024-01-01", "g": None, "h": 100.0}
     assert run.arguments == expected
 
 
 def test_numbers_in_commands_and_environments_stay_as_they_are_written() -> None:
-    text = "agents:\n  x: {command: [tool, 3.10, 007, true], env: {V: 1.10, ON: false}}\nruns:\n  - {name: a, agent: x}\n"
+    text = (
+        "agents:\n  x: {command: [tool, 3.10, 007, true], env: {V: 1.10, ON: false}}\nruns:\n  - {name: a, agent: x}\n"
+    )
     agent = parse_swarm(text).agents["x"]
     assert agent.command == ("tool", "3.10", "007", "true")
     assert agent.env == {"V": "1.10", "ON": "false"}
@@ -286,29 +320,29 @@ runs:
     assert (agents["y"].retries, agents["y"].deadline_s) == (2, 1)
 
 
-def test_json_braces_in_a_text_are_text() -> None:
-    run = load("{name: a, agent: think, with: {p: 'say {\"a\": {\"b\": 1}} or {{word}}'}}").runs[0]
-    assert "word" in str(run.arguments["p"])
-
-
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("content", "told"),
     [
-        (lambda path: None, "cannot be read: No such file or directory"),
-        (lambda path: path.mkdir(), "is a folder, not a swarm file"),
-        (lambda path: path.write_bytes(b"a: 1\nb: \xff\n"), "audit.yaml:2: is not UTF-8 text"),
-        (lambda path: path.write_text("a: 1\n").__class__ and path.write_bytes("a: 1".encode("utf-16")), "is not UTF-8 text"),
-        (lambda path: path.write_bytes(b"#" * (MAX_FILE_BYTES + 1)), "is larger than 1,048,576 bytes"),
+        (b"a: 1\nb: \xff\n", "audit.yaml:2: is not UTF-8 text"),
+        ("a: 1".encode("utf-16"), "audit.yaml:1: is not UTF-8 text"),
+        (b"#" * (MAX_FILE_BYTES + 1), "audit.yaml: is larger than 1,048,576 bytes"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_clear_sentence(tmp_path: Path, make: object, told: str) -> None:
+def test_a_file_with_unusable_content_is_one_clear_sentence(tmp_path: Path, content: bytes, told: str) -> None:
     path = tmp_path / "audit.yaml"
-    assert callable(make)
-    make(path)
+    path.write_bytes(content)
     with pytest.raises(SwarmFileError) as caught:
         load_swarm_file(path)
-    assert str(caught.value).startswith(str(path))
-    assert told in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/{told}")
+
+
+def test_a_path_that_is_no_file_is_one_clear_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SwarmFileError, match="is a folder, not a swarm file"):
+        load_swarm_file(tmp_path)
+    with pytest.raises(SwarmFileError, match="cannot be read: No such file or directory"):
+        load_swarm_file(tmp_path / "none.yaml")
+    with pytest.raises(SwarmFileError, match="cannot be read"):
+        load_swarm_file(Path("a\0b"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
@@ -320,11 +354,6 @@ def test_a_file_without_the_right_to_read_is_told(tmp_path: Path) -> None:
         load_swarm_file(path)
 
 
-def test_a_path_with_a_nul_is_told() -> None:
-    with pytest.raises(SwarmFileError, match="cannot be read"):
-        load_swarm_file(Path("a\0b"))
-
-
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     path = tmp_path / "named.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + with_runs("{name: a, agent: think}").encode())
@@ -332,11 +361,66 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 
 
 WORDS = st.sampled_from(
-    """agents runs name agent with each after as glob list lines command python limits version retries deadline_s
-    on_failure isolation env shell x think lint -1 0 3.10 1e999 0x1f null true ~ '' "{item}" "{{a}}" {item} a:b a.b:c
-    *a &a << !!str !!int !x [a,b] {a:1} - ? | > # % @ ` """.split()
+    [
+        "agents",
+        "runs",
+        "name",
+        "agent",
+        "with",
+        "each",
+        "after",
+        "as",
+        "glob",
+        "list",
+        "lines",
+        "command",
+        "python",
+        "limits",
+        "version",
+        "retries",
+        "deadline_s",
+        "on_failure",
+        "isolation",
+        "env",
+        "shell",
+        "x",
+        "think",
+        "lint",
+        "-1",
+        "0",
+        "3.10",
+        "1e999",
+        "0x1f",
+        "null",
+        "true",
+        "~",
+        "''",
+        '"{item}"',
+        '"{{a}}"',
+        "{item}",
+        "a:b",
+        "a.b:c",
+        "*a",
+        "&a",
+        "<<",
+        "!!str",
+        "!!int",
+        "!x",
+        "[a,b]",
+        "{a:1}",
+        "-",
+        "?",
+        "|",
+        ">",
+        "#",
+        "%",
+        "@",
+        "`",
+    ]
 )
-LAYOUT = st.sampled_from([" ", "\n", "\n  ", "\n    ", ": ", ":\n  ", "\n  - ", ", ", "[", "]", "{", "}", "\t", '"', "'"])
+LAYOUT = st.sampled_from(
+    [" ", "\n", "\n  ", "\n    ", ": ", ":\n  ", "\n  - ", ", ", "[", "]", "{", "}", "\t", '"', "'"]
+)
 
 
 def only_our_error(text: str) -> None:
@@ -365,6 +449,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(
     st.fixed_dictionaries(
         {"agents": st.dictionaries(WORDS, JSON, max_size=3) | JSON, "runs": st.lists(JSON, max_size=3) | JSON}
@@ -372,8 +457,6 @@ JSON = st.recursive(
     st.dictionaries(st.sampled_from(["name", "agent", "with", "each", "after", "as", "limits", "retries"]), JSON),
 )
 def test_any_data_gives_a_model_or_our_error(data: dict[str, object], run: dict[str, object]) -> None:
-    import yaml
-
     if isinstance(data["runs"], list):
         data["runs"].append(run)
     only_our_error(yaml.safe_dump(data, allow_unicode=True))
@@ -381,6 +464,8 @@ def test_any_data_gives_a_model_or_our_error(data: dict[str, object], run: dict[
 
 @given(st.integers(min_value=0), st.characters(), st.data())
 def test_a_file_with_one_character_changed_gives_a_model_or_our_error(at: int, char: str, data: st.DataObject) -> None:
-    text = with_runs("{name: a, agent: lint, each: {glob: '*.py', limit: 3}, as: path}", "{name: b, agent: merge, after: a}")
+    text = with_runs(
+        "{name: a, agent: lint, each: {glob: '*.py', limit: 3}, as: path}", "{name: b, agent: merge, after: a}"
+    )
     place = at % len(text)
     only_our_error(text[:place] + char + text[place + 1 :])
