@@ -1,3 +1,4 @@
+import itertools
 import os
 import pickle
 from pathlib import Path
@@ -269,7 +270,7 @@ def test_a_cycle_is_spelled_out() -> None:
     cycle = told.split("wait for each other: ")[1].split(" -> ")
     assert cycle[0] == cycle[-1]
     after = {"a": "b", "b": "c", "c": "a"}
-    assert all(after[one] == other for one, other in zip(cycle, cycle[1:], strict=False))
+    assert all(after[one] == other for one, other in itertools.pairwise(cycle))
     assert len(cycle) == 4
 
 
@@ -424,12 +425,15 @@ LAYOUT = st.sampled_from(
 
 
 def only_our_error(text: str) -> None:
+    caught: SwarmFileError | None = None
     try:
         parse_swarm(text, label="x.yaml")
     except SwarmFileError as error:
-        assert str(error).startswith("x.yaml")
-        assert vars(error)["problems"]
-        str(error).encode()
+        caught = error
+    if caught is not None:
+        assert str(caught).startswith("x.yaml")
+        assert vars(caught)["problems"]
+        assert str(caught).encode()
 
 
 @given(st.text(max_size=200))
@@ -462,8 +466,8 @@ def test_any_data_gives_a_model_or_our_error(data: dict[str, object], run: dict[
     only_our_error(yaml.safe_dump(data, allow_unicode=True))
 
 
-@given(st.integers(min_value=0), st.characters(), st.data())
-def test_a_file_with_one_character_changed_gives_a_model_or_our_error(at: int, char: str, data: st.DataObject) -> None:
+@given(st.integers(min_value=0), st.characters())
+def test_a_file_with_one_character_changed_gives_a_model_or_our_error(at: int, char: str) -> None:
     text = with_runs(
         "{name: a, agent: lint, each: {glob: '*.py', limit: 3}, as: path}", "{name: b, agent: merge, after: a}"
     )

@@ -220,9 +220,7 @@ def test_what_a_limit_leaves_out_and_agents_without_runs_are_said(files: Path) -
 )
 def test_what_only_shows_in_the_workspace_names_file_line_and_field_too(tmp_path: Path, run: str, told: str) -> None:
     with pytest.raises(SwarmFileError, match=told) as caught:
-        plan(
-            tmp_path, "{name: b, agent: think}", f"{{name: a, {run}}}".replace("runs[0]", "runs[1]")
-        ) if False else plan(tmp_path, f"{{name: a, {run}}}")
+        plan(tmp_path, f"{{name: a, {run}}}")
     assert vars(caught.value)["problems"] == (str(caught.value),)
 
 

@@ -33,13 +33,12 @@ def _all_errors(base: type[BaseException]) -> list[type[BaseException]]:
     return found
 
 
-def _sample(cls: type[BaseException]) -> BaseException:
-    make: Any = cls
+def _sample(cls: Any) -> Any:
     if issubclass(cls, errors.TurnCancelled):
-        return make(CAUSE, node_id="run_1")
+        return cls(CAUSE, node_id="run_1")
     if issubclass(cls, errors.RunEnded):
-        return make("said", run_id="run_1", cause=CAUSE, partial={"a": 1}, error_type="ValueError", traceback="...")
-    return make("said", where="here", number=7)
+        return cls("said", run_id="run_1", cause=CAUSE, partial={"a": 1}, error_type="ValueError", traceback="...")
+    return cls("said", where="here", number=7)
 
 
 @pytest.mark.parametrize("cls", [*_all_errors(errors.RemitError), errors.TurnCancelled], ids=lambda c: c.__name__)
@@ -132,7 +131,7 @@ def test_an_event_of_a_newer_version_is_refused() -> None:
 
 
 def test_the_kinds_of_events_are_unique() -> None:
-    kinds = [
-        cls for name in events.__all__ if isinstance(cls := getattr(events, name), type) and cls is not events.Event
-    ]
-    assert len({cls.kind for cls in kinds}) == len(kinds)
+    found: list[Any] = [getattr(events, name) for name in events.__all__]
+    kinds = [cls.kind for cls in found if isinstance(cls, type) and cls is not events.Event]
+    assert len(kinds) > 20
+    assert len(set(kinds)) == len(kinds)

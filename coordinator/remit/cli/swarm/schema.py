@@ -22,6 +22,7 @@ def json_schema() -> dict[str, Any]:
     """
     schema = SwarmFile.model_json_schema(by_alias=True, mode="validation")
     definitions = schema["$defs"]
+    definitions["JsonValue"]["description"] = "Any value."
     for one in (schema, *definitions.values()):
         for name, field in one.get("properties", {}).items():
             field["title"] = name
