@@ -24,7 +24,7 @@ from remit.core import Outcome, RunFailed
 CHECKS = str(Path(__file__).with_name("audit_checks.py"))
 BATCHES = 16
 """Most sub-agents among which one topic divides the files."""
-BATCH_BYTES = 60_000
+BATCH_BYTES = 200_000
 """Longest list of names that one program is started with."""
 LISTED = 400
 """Most places that one search hands over; the count is exact all the same."""

@@ -275,6 +275,16 @@ def test_long_line_behind_a_sibling_with_claims_of_its_own_is_kept() -> None:
     assert owners.release(held) == ["c"]
 
 
+def test_stranger_at_the_end_of_a_line_of_siblings_waits_for_their_parent_too() -> None:
+    # None of the siblings waits for the parent, so none of them can stand for it.
+    owners = Owners(c0="parent", c1="parent", c2="parent")
+    outer = owners.take("parent", writes("hot"))
+    line = [owners.take("c0", writes("hot")), owners.line_up("c1", writes("hot")), owners.line_up("c2", writes("hot"))]
+    owners.line_up("stranger", writes("hot"))
+    assert [owners.release(claim) for claim in line] == [["c1"], ["c2"], []]
+    assert owners.release(outer) == ["stranger"]
+
+
 # Upgrades and cycles.
 
 

@@ -55,6 +55,26 @@ class Tracked(Protocol):
         ...
 
 
+class _Both:
+    """Two that track the same node."""
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: Tracked, second: Tracked) -> None:
+        self._first = first
+        self._second = second
+
+    def notice(self, notice: Notice) -> None:
+        """Hand a notice to both."""
+        self._first.notice(notice)
+        self._second.notice(notice)
+
+    def lost_contact(self, error: RemitError) -> None:
+        """Tell both."""
+        self._first.lost_contact(error)
+        self._second.lost_contact(error)
+
+
 class ClientSession:
     """One process's connection to one coordinator.
 
@@ -154,9 +174,11 @@ class ClientSession:
     # -- notices -------------------------------------------------------------------
 
     def track(self, node_id: str, tracked: Tracked) -> None:
-        """Hand notices about a node to somebody, until its end."""
+        """Hand notices about a node to somebody, and to whoever tracks it already, until its end."""
         with self._lock:
-            self._tracked[node_id] = tracked
+            earlier = self._tracked.get(node_id)
+            # Runs of one host share a session, and several may come after one and the same run.
+            self._tracked[node_id] = tracked if earlier is None or earlier is tracked else _Both(earlier, tracked)
         if self._failed is not None:
             tracked.lost_contact(self._failed)
 
