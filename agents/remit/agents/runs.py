@@ -292,6 +292,7 @@ class CancelReceipt:
     summary: CancelSummary | None = None
     """What became of it; filled in by `quiet`."""
     session: ClientSession | None = None
+    """The connection that `quiet` asks through."""
 
     @property
     def is_quiet(self) -> bool:

@@ -90,6 +90,7 @@ class TreeView:
     """A turn with everything below it, parents before children, in order of acceptance."""
 
     root: NodeView
+    """The turn or run that was asked for."""
     nodes: tuple[NodeView, ...]
     """All nodes, the root first."""
     now: float
