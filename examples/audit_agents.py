@@ -197,14 +197,7 @@ async def history(ctx: RunContext) -> dict[str, Any]:
             "months": [*log, "--date=format:%Y-%m", "--format=%cd"],
             "work in progress": ["git", "status", "--porcelain"],
             "branches": ["git", "for-each-ref", "--format=%(refname:short) %(committerdate:short)", "refs/heads"],
-            "tags": [
-                "git",
-                "for-each-ref",
-                "--sort=-creatordate",
-                "--count=3",
-                "--format=%(refname:short)",
-                "refs/tags",
-            ],
+            "tags": ["git", "tag", "--sort=-creatordate"],
         },
     )
     changes: Counter[str] = Counter()
@@ -227,7 +220,7 @@ async def history(ctx: RunContext) -> dict[str, Any]:
         "months": sorted(Counter(told.get("months", "").split()).items())[-12:],
         "uncommitted": len(told.get("work in progress", "").splitlines()),
         "branches": told.get("branches", "").splitlines(),
-        "tags": told.get("tags", "").split(),
+        "tags": told.get("tags", "").split()[:3],
         "changed": [[name, count, churn[name]] for name, count in changes.most_common(2000)],
         "largest": sorted(commits, key=lambda commit: -commit["lines"])[:8],
         "notes": notes,

@@ -29,7 +29,8 @@ MAX_FILE_BYTES = 1_000_000
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BRANCHES = (
-    ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.BoolOp, ast.comprehension, ast.match_case,
+    ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.BoolOp, ast.comprehension,
+    ast.match_case,
 )  # fmt: skip
 
 
@@ -48,8 +49,7 @@ def outline(path: str) -> dict[str, Any]:
     found["doubts"] += [{"line": one.lineno, "what": f"{one.category.__name__}: {one.message}"} for one in caught]
     found["documented"] = ast.get_docstring(tree) is not None
     found["comments"] = count_comments(source)
-    for node, owner in functions(tree):
-        found["functions"].append(describe(node, owner))
+    found["functions"] = [describe(function, owner) for function, owner in functions(tree)]
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             found["classes"] += 1

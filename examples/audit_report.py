@@ -109,10 +109,10 @@ def first_looks(
     history: dict[str, Any],
 ) -> str:
     """Return what to look at first, the gravest first."""
-    said: list[str] = []
-    for module in modules:
-        if "error" in module:
-            said.append(f"`{module['path']}:{module['error']['line']}` does not parse: {module['error']['text']}.")
+    broken = [(module["path"], module["error"]) for module in modules if "error" in module]
+    said = [f"`{path}:{error['line']}` does not parse: {error['text'].rstrip('.')}." for path, error in broken[:5]]
+    if len(broken) > 5:
+        said.append(f"{len(broken) - 5:,} more files do not parse.")
     for label in ("private keys", "merge conflict marks", "debugger left in"):
         if hygiene[label]["count"]:
             where = ", ".join(f"`{place_of(line)}`" for line in hygiene[label]["places"][:5])
@@ -212,9 +212,7 @@ def dependencies(modules: list[Any]) -> str:
         return ""
     own = {dotted(module["path"]): module["path"] for module in modules}
     # A module may be named from any source root above it.
-    known = {
-        ".".join(name.split(".")[start:]): path for name, path in own.items() for start in range(name.count(".") + 1)
-    }
+    known = {ending: path for name, path in own.items() for ending in endings(name)}
     roots = {name.split(".")[0] for name in known}
     inside, outside = Counter[str](), defaultdict[str, set[str]](set)
     for module in modules:
@@ -226,11 +224,11 @@ def dependencies(modules: list[Any]) -> str:
     libraries = sorted(outside.items(), key=lambda item: -len(item[1]))
     parts = ["## Imports"]
     if libraries:
-        rows = [
-            (f"`{n}`", len(where), f"`{min(where, key=lambda path: (is_test(path), path))}`")
-            for n, where in libraries[:20]
+        used = [
+            (name, len(where), min(where, key=lambda path: (is_test(path), path))) for name, where in libraries[:20]
         ]
-        parts.append(table(("library", "files", "for example"), rows))
+        listed = [(f"`{name}`", count, f"`{path}`") for name, count, path in used]
+        parts.append(table(("library", "files", "for example"), listed))
     if inside:
         rows = [(f"`{path}`", count) for path, count in inside.most_common(10)]
         parts.append(
@@ -248,16 +246,14 @@ def untested(modules: list[Any]) -> str:
     missing = [
         (sum(one["lines"] for one in module["functions"]), module["path"])
         for module in modules
-        if module["functions"]
-        and not is_test(module["path"])
-        and not any(
-            dotted(module["path"]) == name or dotted(module["path"]).endswith("." + name) for name in imports if name
-        )
+        if module["functions"] and not is_test(module["path"]) and imports.isdisjoint(endings(dotted(module["path"])))
     ]
     lines = sum(count for count, _ in missing)
     rows = [(f"`{path}`", count) for count, path in sorted(missing, reverse=True)[:15]]
-    text = f"## Tests\n\nNo test imports these {many(len(missing), 'module')} directly ({many(lines, 'line')} of functions)"
-    return text + "; others may reach them:\n\n" + table(("module", "lines"), rows) if missing else ""
+    if not missing:
+        return ""
+    which = f"{many(len(missing), 'module')} directly ({many(lines, 'line')} of functions)"
+    return f"## Tests\n\nNo test imports these {which}; others may reach them:\n\n" + table(("module", "lines"), rows)
 
 
 def repeated(blocks: list[Any]) -> str:
@@ -322,6 +318,12 @@ def alive(history: dict[str, Any], files: list[Any]) -> list[Any]:
     """Return the changed files that are still there, hottest first."""
     lines = {entry["path"]: entry["lines"] for entry in files}
     return sorted((one for one in history["changed"] if one[0] in lines), key=lambda one: -one[1] * lines[one[0]])
+
+
+def endings(name: str) -> list[str]:
+    """Return a dotted name and what is left of it when its first parts are taken off."""
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -122,6 +122,8 @@ class Decider:
         requested: nobody knows what it did in between, so nothing is guessed.
         """
         tx = self._begin(now)
+        # Agents and arguments went with the old process: no other attempts.
+        tx.last_attempts = True
         tx.emit(CoordinatorStarted(node_id="", turn_id="", at=now, epoch=epoch, pid=pid))
         for host in list(self.state.hosts.values()):
             tx.effects.kill.append((host.id, "its coordinator was restarted"))
@@ -159,8 +161,6 @@ class Decider:
                 error=reason,
                 error_type="CoordinatorRestarted",
             )
-            # Its agent and arguments went with the old process: no other attempt.
-            node.retries = 0
             settle_report(tx, node, report)
 
     def open_turn(self, request: OpenTurn, now: float) -> Decision:
@@ -307,6 +307,9 @@ class Decider:
             tx.effects.resumes.setdefault(node.host_id, []).append(node.id)
 
     def _progress(self, tx: Transaction, node: Node, item: ReportProgress) -> None:
+        if node.report:  # the result is there already; a partial one must not replace it
+            self.state.refused += 1
+            return
         tx.payloads[node.id] = item.payload
         tx.emit(
             RunProgressed(node_id=node.id, turn_id=node.turn_id, at=tx.now, preview=item.preview),
@@ -382,6 +385,6 @@ class Decider:
         for name in gone:
             del self.state.nodes[name]
             self.state.turns.pop(name, None)
-        kept = {k: c for k, c in self.state.cancels.items() if c.target in self.state.nodes}
+        kept = {k: c for k, c in self.state.cancels.items() if c.targets[-1] in self.state.nodes}
         self.state.cancels = kept
         return gone

@@ -29,7 +29,7 @@ from remit.core.events import (
 from remit.core.messages import ReportEnded
 from remit.core.outcome import Outcome
 
-__all__ = ["Ending", "end_blocked", "fail_unstarted", "settle", "settle_report", "start_turns"]
+__all__ = ["Ending", "attempt_cause", "end_blocked", "fail_unstarted", "settle", "settle_report", "start_turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +126,18 @@ def _classify(node: Node, report: ReportEnded) -> Ending:
 def _end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
     """End the attempt, and the run with it unless another attempt is due."""
     ending = _classify(node, report)
-    if report.report == "stale_host" and node.cause is None:
+    if report.report == "stale_host" and node.cause is None and not tx.last_attempts:
         _leave_stale_host(tx, node, report)
         return
     retryable = ending.outcome in (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
-    may_retry = node.cause is None and report.report != "stuck" and node.attempt <= node.retries
-    if retryable and may_retry:
+    wanted = node.cause is None and report.report != "stuck" and node.attempt <= node.retries
+    if retryable and wanted and not tx.last_attempts:
         _note_uncertain(tx, node, report.report)
         tx.payloads.pop(node.id, None)
         _try_again(tx, node, report, tx.now + node.retry_delay_s)
         return
     if ending.outcome is Outcome.TIMED_OUT and ending.cause is None:
-        ending = replace(ending, cause=_attempt_cause(tx, node, report))
+        ending = replace(ending, cause=attempt_cause(tx, node, report.error))
     _end_run(tx, node, ending, report)
 
 
@@ -165,7 +165,7 @@ def _leave_stale_host(tx: Transaction, node: Node, report: ReportEnded) -> None:
     _try_again(tx, node, report, tx.now)
 
 
-def _attempt_cause(tx: Transaction, node: Node, report: ReportEnded) -> Cause:
+def attempt_cause(tx: Transaction, node: Node, reason: str = "") -> Cause:
     """Return the cause of an attempt that took longer than it may."""
     limit = f"{node.attempt_timeout_s:g} s" if node.attempt_timeout_s is not None else "allowed"
     return Cause(
@@ -174,7 +174,7 @@ def _attempt_cause(tx: Transaction, node: Node, report: ReportEnded) -> Cause:
         actor="coordinator",
         surface="coordinator",
         at_unix_ms=int(tx.now * 1000),
-        reason=report.error or f"attempt {node.attempt} took longer than {limit}",
+        reason=reason or f"attempt {node.attempt} took longer than {limit}",
     )
 
 
@@ -294,8 +294,8 @@ def _free_waiting(tx: Transaction, node: Node) -> None:
     _close_cancels(tx, node)
     if node.dependents and node.outcome is not Outcome.SUCCEEDED:
         for name in node.dependents:
-            dependent = tx.state.nodes[name]
-            if dependent.state is NodeState.DEPENDING:
+            dependent = tx.state.nodes.get(name)
+            if dependent is not None and dependent.state is NodeState.DEPENDING:
                 end_blocked(tx, dependent, node)
     if not node.detached:
         parent = tx.state.nodes[node.parent_id]
@@ -316,7 +316,8 @@ def _close_cancels(tx: Transaction, node: Node) -> None:
                 seconds=max(0.0, tx.now - cancel.at),
             )
         )
-        tx.effects.quiet.append(request_id)
+        if cancel.open == 0:
+            tx.effects.quiet.append(request_id)
 
 
 def _settle_turn(tx: Transaction, node: Node) -> None:

@@ -116,7 +116,19 @@ class Transaction:
     of the truth.
     """
 
-    __slots__ = ("draining", "effects", "ended", "events", "ids", "now", "payloads", "settings", "state", "timers")
+    __slots__ = (
+        "draining",
+        "effects",
+        "ended",
+        "events",
+        "ids",
+        "last_attempts",
+        "now",
+        "payloads",
+        "settings",
+        "state",
+        "timers",
+    )
 
     def __init__(
         self,
@@ -139,6 +151,8 @@ class Transaction:
         self.effects = Effects()
         self.ended: deque[Node] = deque()
         self.draining = False
+        self.last_attempts = False
+        """Whether no run may have another attempt: nobody is there any more to begin it."""
 
     def emit(self, event: Event, payload: bytes | None = None) -> None:
         """Record an event and apply it."""

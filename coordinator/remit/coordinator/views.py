@@ -216,10 +216,10 @@ def turn_views(state: WorkspaceState) -> tuple[NodeView, ...]:
 def summarise_cancel(state: WorkspaceState, request_id: str) -> CancelSummary | None:
     """Return what a cancel has led to so far, or None if the request is not known."""
     cancel = state.cancels.get(request_id)
-    root = state.nodes.get(cancel.target) if cancel is not None else None
-    if cancel is None or root is None:
+    roots = [state.nodes[name] for name in cancel.targets if name in state.nodes] if cancel is not None else []
+    if cancel is None or not roots:
         return None
-    nodes = [n for n in _attached(state, root) if not n.is_turn]
+    nodes = [n for root in roots for n in _attached(state, root) if not n.is_turn]
     counts: dict[str, int] = {}
     for node in nodes:
         if node.outcome is not None:
