@@ -265,8 +265,8 @@ class Decider:
         tx = self._begin(now)
         for item in batch.items:
             node = self.state.nodes.get(item.run_id)
-            stale = node is None or node.is_ended or node.attempt != item.attempt or node.host_id != batch.host_id
-            if node is None or stale:
+            stale = node is None or node.is_ended or not node.host_id or node.attempt != item.attempt
+            if node is None or stale or node.host_id != batch.host_id:
                 self.state.refused += 1
             elif isinstance(item, ReportEnded):
                 self._ended(tx, node, item)

@@ -163,7 +163,8 @@ def _pick_host(tx: Transaction, node: Node) -> HostState | None:
             continue
         bound += host.pool is not None
         load = len(host.runs)
-        rank: tuple[int, int] = (1, 0) if host.pool is None else (0 if load < grow_at else 2, load)
+        group = 1 if host.pool is None else 0 if load < grow_at else 2
+        rank: tuple[int, int] = (group, load)
         if rank < best_rank:
             best, best_rank = host, rank
     if shared and best_rank[0] == 1 and bound >= tx.settings.max_shared_hosts:

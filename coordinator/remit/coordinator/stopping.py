@@ -55,9 +55,13 @@ def cancel(tx: Transaction, request: CancelRequest) -> CancelAnswer:
         what = f"session {request.target!r}" if not _is_node_id(request.target) else request.target
         return CancelAnswer(request.request_id, request.target, False, message=f"no active turn in {what}")
     answers = [_cancel_one(tx, request, node) for node in targets]
-    accepted = [answer for answer in answers if answer.accepted]
     if len(answers) == 1:
         return answers[0]
+    accepted = [answer for answer in answers if answer.accepted]
+    joint = tx.state.cancels.get(request.request_id)
+    if joint is not None and joint.open:
+        # The first target may have ended before the others were marked.
+        tx.effects.quiet = [name for name in tx.effects.quiet if name != request.request_id]
     return CancelAnswer(
         request.request_id,
         request.target,
@@ -242,7 +246,7 @@ def escalate(tx: Transaction, node: Node, attempt: int | None = None) -> None:
 
 def _give_up_on_holder(tx: Transaction, turn: Node) -> None:
     """End a cancelled turn whose holder has not said that its body is over."""
-    if turn.report or turn.cause is None:
+    if turn.is_ended or turn.report or turn.cause is None:
         return
     tx.emit(TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="unconfirmed"))
     settle(tx, turn)

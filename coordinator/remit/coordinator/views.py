@@ -162,7 +162,7 @@ def _waiting_for(state: WorkspaceState, node: Node) -> str:
         return ""
     if node.state is NodeState.DEPENDING:
         open_names = [n for n in node.after if n in state.nodes and not state.nodes[n].is_ended]
-        return "after " + _names(state, open_names)
+        return _names(state, open_names)
     if node.state is NodeState.QUEUED:
         if node.is_turn:
             return f"session {node.session_id}"
