@@ -62,7 +62,7 @@ def test_every_kind_has_its_own_word() -> None:
 
 
 def some_history() -> World:
-    world = World(max_shared=2)
+    world = World(max_shared=3)
     turn = world.open_turn(deadline_s=50.0)
     first, second, third = world.delegate(turn, 3, retries=1, retry_delay_s=1.0)
     after = world.run(turn, after=(third,))
@@ -71,6 +71,7 @@ def some_history() -> World:
     world.advance(2.0)
     world.resume(second)
     world.host_gone(world.node(second).host_id)
+    world.advance(2.0)
     world.end(third)
     assert world.node(after).attempt == 1
     world.cancel(turn, reason="enough")

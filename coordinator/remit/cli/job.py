@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from remit.agents import CommandAgent, RunOptions
-from remit.agents.definition import load_agent
+from remit.agents.definition import Isolation, load_agent
 from remit.core.errors import InvalidArgument
 from remit.core.limits import Limits
 
@@ -142,7 +142,7 @@ def _agent(planned: Any, workspace: str) -> Any:
     if isinstance(planned, PlannedPython):
         found = load_agent(planned.reference)
         if planned.isolation is not None and planned.isolation != found.isolation:
-            isolation = "actor" if planned.isolation == "actor" else "shared"
+            isolation: Isolation = "actor" if planned.isolation == "actor" else "shared"
             return agent_of(found.fn, name=found.name, isolation=isolation, limits=found.limits)
         return found
     folder = Path(workspace) / planned.cwd if planned.cwd else Path(workspace)

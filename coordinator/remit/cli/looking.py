@@ -7,7 +7,7 @@ from pathlib import Path
 
 from remit.cli.exits import FAILED, of_outcome
 from remit.cli.lines import Line, node_line, summary, tree_lines
-from remit.cli.output import print_json, print_lines, result_value
+from remit.cli.output import print_json, print_lines, program_output, result_value
 from remit.cli.records import Records, opened
 from remit.coordinator.state import Node
 from remit.coordinator.views import NodeView, node_view, tree_view
@@ -84,9 +84,10 @@ def show_result(workspace: Path, target: str, *, as_json: bool) -> int:
 
 def _print_value(value: object) -> None:
     """Print a result as what it is: a program's output, a text, or data."""
-    if isinstance(value, dict) and set(value) == {"exit_code", "stdout", "stderr", "duration_s"}:
-        sys.stdout.write(str(value["stdout"]))
-        sys.stderr.write(str(value["stderr"]))
+    program = program_output(value)
+    if program is not None:
+        sys.stdout.write(program["stdout"])
+        sys.stderr.write(program["stderr"])
     elif isinstance(value, str):
         sys.stdout.write(value if value.endswith("\n") else f"{value}\n")
     elif value is not None:

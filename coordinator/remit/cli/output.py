@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, cast
 
 from remit.agents.payload import decode
 from remit.agents.runs import CancelReceipt
 from remit.cli.lines import Line, duration
 from remit.processes import CommandResult
 
-__all__ = ["print_json", "print_lines", "receipt_dict", "receipt_lines", "result_value"]
+__all__ = ["print_json", "print_lines", "program_output", "receipt_dict", "receipt_lines", "result_value"]
 
 
 def print_json(document: object) -> None:
@@ -50,6 +50,16 @@ def result_value(blob: bytes | None) -> Any:
             "duration_s": round(value.duration_s, 3),
         }
     return value
+
+
+def program_output(value: object) -> dict[str, str] | None:
+    """Return what a program wrote if that is what a result is, else None."""
+    if not isinstance(value, dict):
+        return None
+    mapping = cast("dict[str, object]", value)
+    if set(mapping) != {"exit_code", "stdout", "stderr", "duration_s"}:
+        return None
+    return {name: str(mapping[name]) for name in ("stdout", "stderr")}
 
 
 def receipt_dict(receipt: CancelReceipt) -> dict[str, Any]:

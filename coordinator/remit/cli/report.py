@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from remit.cli.lines import Line, duration, summary
-from remit.cli.output import receipt_dict, receipt_lines, result_value
+from remit.cli.output import program_output, receipt_dict, receipt_lines, result_value
 from remit.cli.running import Finished
 from remit.core.errors import RunEnded
 from remit.core.outcome import Outcome
@@ -73,8 +73,9 @@ def _result_lines(value: Any) -> list[Line]:
         return []
     if isinstance(value, str):
         return [Line(line) for line in value.splitlines()]
-    if isinstance(value, dict) and "stdout" in value:
-        return [Line(line) for line in str(value["stdout"]).splitlines()]
+    program = program_output(value)
+    if program is not None:
+        return [Line(line) for line in program["stdout"].splitlines()]
     return [Line(line) for line in json.dumps(value, indent=2, ensure_ascii=False, default=repr).splitlines()]
 
 
