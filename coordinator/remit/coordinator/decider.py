@@ -376,6 +376,9 @@ class Decider:
         """
         ended = [turn for turn in self.state.turns.values() if turn.is_ended]
         surplus = len(ended) - self.settings.keep_ended_turns
+        if len(self.state.nodes) > self.settings.keep_nodes:
+            # The latest turn stays, so that whoever waits for its receipt gets one.
+            surplus = max(surplus, len(ended) - 1)
         if surplus <= 0:
             return []
         doomed = {turn.id for turn in ended[:surplus]}

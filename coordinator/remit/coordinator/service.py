@@ -396,6 +396,7 @@ class CoordinatorService:
             "limits": self._decider.settings.limits(),
             "slots_used": {pool.value: used for pool, used in state.used.items()},
             "clients": self._clients.people,
+            "messages": dict(self._dispatch.messages),
             "refused": state.refused,
             "stopping": state.stopping,
             "hosts": [
