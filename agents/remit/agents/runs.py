@@ -67,6 +67,11 @@ class Owner(Protocol):
         """The connection that the handles came through."""
         ...
 
+    @property
+    def requester(self) -> str:
+        """Id of the run that would ask for a cancel; the empty text for a turn."""
+        ...
+
     async def wait_runs(self, runs: Iterable[Run], *, enough: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait for ends of runs, watching one's own signal."""
         ...
@@ -129,6 +134,10 @@ class Run:
     def is_settled(self) -> bool:
         """Tell whether a wait on this handle would return at once."""
         return self._ended is not None or self._error is not None
+
+    def belongs_to(self, owner: Owner) -> bool:
+        """Tell whether this handle was made for a turn or run context."""
+        return self._owner is owner
 
     # -- waiting -------------------------------------------------------------------
 
@@ -230,7 +239,15 @@ class Run:
         Returns:
             A receipt: the cancel is durable and everything live has been told.
         """
-        return await request_cancel(self._owner.session, self.id, reason=reason, kill=kill, kind=kind)
+        return await request_cancel(
+            self._owner.session,
+            self.id,
+            reason=reason,
+            kill=kill,
+            kind=kind,
+            requester=self._owner.requester,
+            actor=self._owner.requester,
+        )
 
     # -- for the session -----------------------------------------------------------
 
@@ -362,6 +379,7 @@ async def request_cancel(
     grace_s: float | None = None,
     dry_run: bool = False,
     surface: str = "",
+    requester: str = "",
 ) -> CancelReceipt:
     """Ask the coordinator to stop something and return its receipt."""
     request = CancelRequest(
@@ -372,6 +390,7 @@ async def request_cancel(
         actor=actor,
         surface=surface or session.surface,
         user=user,
+        requester=requester,
         kill=kill,
         grace_s=grace_s,
         dry_run=dry_run,

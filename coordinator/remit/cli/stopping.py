@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from remit.agents.runs import CancelReceipt
 from remit.cli.connect import Opener, connected
 from remit.cli.lines import Line
 from remit.cli.output import print_json, print_lines, receipt_dict, receipt_lines
 from remit.cli.records import Records, opened
-from remit.agents.runs import CancelReceipt
 from remit.coordinator.api import Coordinator
 from remit.core.errors import CoordinatorUnavailable, NotFound
 

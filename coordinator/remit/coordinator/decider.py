@@ -206,7 +206,10 @@ class Decider:
     def cancel(self, request: CancelRequest, now: float) -> Decision:
         """Decide a cancel (see `stopping.cancel`)."""
         tx = self._begin(now)
-        answer = cancel(tx, request)
+        try:
+            answer = cancel(tx, request)
+        except RemitError as error:
+            return self._finish(tx, error=error)
         return self._finish(tx, answer=answer)
 
     def client_gone(self, client_id: str, reason: str, now: float) -> Decision:
