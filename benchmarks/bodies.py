@@ -21,22 +21,22 @@ class Watch:
         self.stopped = 0
         self._due = False
 
-    def enter(self, folder: Path) -> None:
+    def enter(self, folder: str) -> None:
         """Count a body that is about to wait; the file follows a moment later."""
         self.entered += 1
         if not self._due:
             self._due = True
             asyncio.get_running_loop().call_later(_WRITE_EVERY_S, self._tell, folder)
 
-    def _tell(self, folder: Path) -> None:
+    def _tell(self, folder: str) -> None:
         self._due = False
-        _write(folder / f"entered-{os.getpid()}", {"count": self.entered})
+        _write(Path(folder, f"entered-{os.getpid()}"), {"count": self.entered})
 
-    def stop(self, folder: Path) -> None:
+    def stop(self, folder: str) -> None:
         """Count a body that has observed its cancel; the last one writes down when that was."""
         self.stopped += 1
         if self.stopped == self.entered:
-            _write(folder / f"stopped-{os.getpid()}", {"count": self.stopped, "last": time.monotonic()})
+            _write(Path(folder, f"stopped-{os.getpid()}"), {"count": self.stopped, "last": time.monotonic()})
             self.entered = self.stopped = 0
 
 
@@ -58,9 +58,9 @@ async def empty(ctx: RunContext, i: int) -> int:
 @agent
 async def waiting(ctx: RunContext, folder: str) -> None:
     """Wait until cancelled, and note when that was observed."""
-    _watch.enter(Path(folder))
+    _watch.enter(folder)
     try:
         await ctx.sleep(3600)
     except BaseException:  # the point is to see whatever stops this body
-        _watch.stop(Path(folder))
+        _watch.stop(folder)
         raise

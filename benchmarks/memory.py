@@ -31,15 +31,23 @@ ray: Any = _ray
 WARM = 200
 
 
-def resident(statistics_: dict[str, Any]) -> dict[str, int]:
-    """Return resident bytes by role."""
+def resident(state: dict[str, Any]) -> dict[str, dict[int, int]]:
+    """Return resident bytes by role and process; hosts that are kept ready are among them."""
     gc.collect()
-    hosts = [host["pid"] for host in statistics_["hosts"] if host["pool"] == "shared"]
-    return {
-        "hosts": sum(psutil.Process(pid).memory_info().rss for pid in hosts),
-        "coordinator": psutil.Process(statistics_["pid"]).memory_info().rss,
-        "driver": psutil.Process(os.getpid()).memory_info().rss,
+    roles = {
+        "hosts": [host["pid"] for host in state["hosts"] if host["ready"]],
+        "coordinator": [state["pid"]],
+        "driver": [os.getpid()],
     }
+    return {role: {pid: psutil.Process(pid).memory_info().rss for pid in pids} for role, pids in roles.items()}
+
+
+def growth(before: dict[int, int], after: dict[int, int]) -> int:
+    """Return by how many bytes the processes that were there before have grown.
+
+    A host that was started meanwhile has no runs yet: it was asked for to be kept ready.
+    """
+    return sum(after[pid] - size for pid, size in before.items() if pid in after)
 
 
 class Limit(Tasks):
@@ -68,13 +76,16 @@ async def fill(workspace: Path, count: int) -> dict[str, float]:
                 arguments = {"folder": str(folder)}
                 warm = await turn.delegate_many(waiting, [arguments] * WARM)
                 await until(lambda: total(folder, "entered") == WARM, "the first bodies wait")
-                await two_hosts(coordinator)
+                await settled(coordinator)
                 before = resident(await coordinator.statistics())
                 runs = await turn.delegate_many(waiting, [arguments] * count)
                 await until(lambda: total(folder, "entered") == WARM + count, "all bodies wait")
                 await asyncio.sleep(1.0)
-                after = resident(await coordinator.statistics())
-                grown |= {role: (after[role] - before[role]) / count for role in before}
+                state = await coordinator.statistics()
+                after = resident(state)
+                at_work = {host["pid"] for host in state["hosts"] if host["runs"]}
+                assert at_work <= before["hosts"].keys(), "a host was started while it was measured"
+                grown |= {role: growth(before[role], after[role]) / count for role in before}
                 assert len(warm) + len(runs) == WARM + count
                 await turn.cancel("measured")
         except TurnCancelled:
@@ -83,7 +94,7 @@ async def fill(workspace: Path, count: int) -> dict[str, float]:
     return grown
 
 
-async def two_hosts(coordinator: Coordinator) -> None:
+async def settled(coordinator: Coordinator) -> None:
     """Wait until no host is being started, so that none comes up between the measurements."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -35,9 +35,10 @@ hypothesis.settings.register_profile("search", deadline=None, max_examples=2_000
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """Mark by folder, give Ray tests their time, and let them run last in their shuffled order."""
+    # Before all others, so that `-m` sees the marks; after all others, so that no shuffle undoes the order.
     here = Path(__file__).parent
     for item in items:
         top = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
@@ -47,6 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.faults)
         if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
+    yield
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.agents import CommandAgent, RunOptions, agent
+from remit.agents import CommandAgent, RunContext, RunOptions, agent
 from remit.coordinator.transaction import Settings
 from remit.core import Outcome, RunCancelled, RunFailed
 from remit.core.errors import (
@@ -18,6 +18,7 @@ from remit.core.errors import (
     UnknownAgent,
 )
 from remit.core.events import ProcessEnded
+from remit.testing import await_until
 from tests.agents import bodies
 from tests.agents.world import in_loop, world
 
@@ -74,7 +75,7 @@ async def test_a_task_that_a_body_leaves_behind_is_over_before_its_run_has_ended
 
 @in_loop
 async def test_plain_values_and_none_are_results(tmp_path: Path) -> None:
-    values = [None, "", 0, False, [], {"a": (1, [2.5, b"x"])}, {"nested": [[[[[1]]]]]}, {1, 2}, Path("a")]
+    values: list[object] = [None, "", 0, False, [], {"a": (1, [2.5, b"x"])}, {"nested": [[[[[1]]]]]}, {1, 2}, Path("a")]
     async with world(tmp_path) as w, w.coordinator.turn("t") as turn:
         runs = await turn.delegate_many(bodies.give, [{"value": value} for value in values])
         assert await turn.gather(*runs) == values
@@ -154,7 +155,7 @@ async def test_one_slot_is_enough_for_a_tree_that_waits(tmp_path: Path) -> None:
 
 
 @agent
-async def tree_of(ctx: bodies.RunContext, depth: int) -> object:
+async def tree_of(ctx: RunContext, depth: int) -> object:
     if depth == 0:
         return 7
     runs = await ctx.delegate_many(tree_of, [{"depth": depth - 1}] * 2)
@@ -221,7 +222,7 @@ async def test_what_a_program_had_written_when_it_was_stopped_is_kept_and_marked
     flag = tmp_path / "flag"
     async with world(tmp_path) as w, w.coordinator.turn("t") as turn:
         run = await turn.delegate(shell, flag=str(flag))
-        await bodies.await_until(flag.exists)
+        await await_until(flag.exists)
         await run.cancel("enough")
         with pytest.raises(RunCancelled) as raised:
             await run.result()
@@ -249,7 +250,7 @@ async def test_the_signal_is_looked_at_right_before_a_program_is_started(tmp_pat
 
 
 @agent
-async def late_program(ctx: bodies.RunContext) -> None:
+async def late_program(ctx: RunContext) -> None:
     """Come to the effect late, in the middle of a shield, with the cancel already there."""
     stage = bodies.Stage(ctx.workspace)
     stage.note("about to start")
@@ -273,7 +274,7 @@ async def test_clean_up_in_a_shield_is_finished_before_the_run_ends(tmp_path: Pa
 
 
 @agent
-async def tidy(ctx: bodies.RunContext) -> None:
+async def tidy(ctx: RunContext) -> None:
     stage = bodies.Stage(ctx.workspace)
     stage.note("tidy began")
     try:

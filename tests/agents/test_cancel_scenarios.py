@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from remit.agents import RunOptions
 from remit.coordinator import sync
 from remit.coordinator.transaction import Settings
 from remit.core import CauseKind, Outcome, RunCancelled, RunFailed, TurnCancelled
-from remit.core.events import CancelRequested, RunEnded, RunStarted
+from remit.core.events import CancelRequested, RunAccepted, RunEnded, RunStarted
 from remit.testing import await_until
 from tests.agents import bodies
-from tests.agents.world import in_loop, world
+from tests.agents.world import World, in_loop, world
 
 
 @pytest.mark.requirement("B1")
@@ -455,23 +456,28 @@ async def test_a_run_that_storms_from_four_threads_starts_nothing_after_its_canc
     async with world(tmp_path) as w, w.coordinator.turn("t") as turn:
         for _ in range(10):
             run = await turn.delegate(bodies.storm_below)
-            await await_until(lambda run=run: any(e.node_id != run.id for e in started_below(w.events(), run.id)))
+            await await_until(functools.partial(started_below, w, run.id))
             await run.cancel("enough")
             assert await run.wait() is Outcome.CANCELLED
-            events = w.events()
-            at = next(n for n, e in enumerate(events) if isinstance(e, CancelRequested) and e.node_id == run.id)
-            assert started_below(events[at:], run.id) == []
+            assert started_below(w, run.id, after_cancel=True) == []
         statistics = await w.coordinator.statistics()
         assert set(statistics["slots_used"].values()) == {0}
         accepted = [e.node_id for e in w.events("run_accepted")]
         assert sorted(accepted) == sorted(e.node_id for e in w.events("run_ended"))
 
 
-def started_below(events: list[object], run_id: str) -> list[RunStarted]:
-    """Return starts of other runs of the same moment; storms follow each other."""
-    started = [event for event in events if isinstance(event, RunStarted)]
-    places = [n for n, event in enumerate(started) if event.node_id == run_id]
-    return started[places[0] + 1 :] if places else started
+def started_below(w: World, run_id: str, *, after_cancel: bool = False) -> list[str]:
+    """Return which children of a run have started; with `after_cancel` only those that did after its cancel."""
+    children: set[str] = set()
+    started: list[str] = []
+    for event in w.events("run_accepted", "run_started", "cancel_requested"):
+        if isinstance(event, RunAccepted) and event.parent_id == run_id:
+            children.add(event.node_id)
+        elif isinstance(event, RunStarted) and event.node_id in children:
+            started.append(event.node_id)
+        elif isinstance(event, CancelRequested) and event.node_id == run_id and after_cancel:
+            started.clear()
+    return started
 
 
 @pytest.mark.requirement("B36")

@@ -67,7 +67,8 @@ class World:
 
         holding = asyncio.ensure_future(hold())
         try:
-            await asyncio.wait([holding, entered], return_when=asyncio.FIRST_COMPLETED)
+            waiting: set[asyncio.Future[Any]] = {holding, entered}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             yield entered.result()
             with pytest.raises(TurnCancelled):
                 await holding

@@ -16,9 +16,7 @@ def running(command: Any) -> str:
     return turn
 
 
-@pytest.mark.requirement("A15")
 @pytest.mark.requirement("B5")
-@pytest.mark.field_report("A5")
 def test_the_answer_is_a_receipt_once_all_is_quiet(command: Any, running: str) -> None:
     result = command("cancel", running, "--reason", "wrong folder")
     assert result.exit_code == 0
@@ -39,7 +37,6 @@ def test_the_receipt_as_json(command: Any, running: str) -> None:
 
 
 @pytest.mark.field_report("M1")
-@pytest.mark.requirement("A1")
 def test_a_session_can_be_named(command: Any, running: str) -> None:
     assert command.json("cancel", "s1")["accepted"]
     assert command.json("tree", running)["nodes"][0]["outcome"] == "cancelled"
@@ -48,7 +45,6 @@ def test_a_session_can_be_named(command: Any, running: str) -> None:
     assert "nothing to cancel" in again.stdout
 
 
-@pytest.mark.field_report("C10")
 @pytest.mark.field_report("M1")
 def test_one_run_can_be_stopped_by_the_end_of_its_id_and_its_sibling_goes_on(command: Any) -> None:
     for _ in range(2):
@@ -86,6 +82,8 @@ def test_a_dry_run_changes_nothing_and_names_what_would_stop(command: Any, runni
     assert "cancel_requested" not in {record.kind for record in command.system.journal.reader().read()}
 
 
+@pytest.mark.requirement("A15")
+@pytest.mark.requirement("B6")
 @pytest.mark.requirement("B18")
 @pytest.mark.field_report("M2")
 def test_what_is_not_quiet_in_time_is_said_and_the_exit_status_tells(command: Any) -> None:

@@ -40,7 +40,6 @@ def test_looking_at_a_workspace_where_nothing_has_run_says_so(tmp_path: Path) ->
     assert CliRunner().invoke(app, ["tree", "-w", str(tmp_path)]).exit_code == 2
 
 
-@pytest.mark.requirement("B6")
 def test_looking_needs_no_connection(command: Any, talk: dict[str, str]) -> None:
     before = command.opened
     for words in (["ps"], ["tree"], ["tree", talk["bad"]], ["result", talk["good"]], ["logs", talk["turn"]]):
@@ -80,7 +79,6 @@ def test_tree_shows_the_latest_turn_with_reasons(command: Any, talk: dict[str, s
     assert lines[2].endswith(talk["bad"])
 
 
-@pytest.mark.field_report("E10")
 def test_a_part_of_an_id_and_a_unique_name_will_do(command: Any, talk: dict[str, str]) -> None:
     assert command.json("result", talk["good"][-6:])["id"] == talk["good"]
     assert command.json("result", "good")["id"] == talk["good"]

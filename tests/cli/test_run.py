@@ -117,7 +117,6 @@ def test_a_deadline_exits_as_timeout_does(command: Any) -> None:
 
 
 @pytest.mark.requirement("A21")
-@pytest.mark.field_report("M13")
 @pytest.mark.field_report("D8")
 def test_ctrl_c_cancels_the_whole_tree_and_ends_with_a_receipt(command: Any) -> None:
     thread = strike(command, signal.SIGINT, after=command.agents.started)
@@ -167,7 +166,6 @@ def test_a_second_ctrl_c_kills_what_will_not_stop(command: Any) -> None:
 
 @pytest.mark.requirement("D20")
 @pytest.mark.requirement("B5")
-@pytest.mark.field_report("M9")
 def test_a_cancel_from_a_second_shell_is_no_error_in_either(command: Any) -> None:
     receipts: list[CancelReceipt] = []
 

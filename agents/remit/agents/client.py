@@ -105,6 +105,7 @@ class ClientSession:
         self._open_request = OpenClient(self.client_id, surface, grace_s, host_id, os.getpid())
         self._give_up_s = give_up_s
         self._tracked: dict[str, Tracked] = {}
+        self._unanswered: set[str] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._failed: RemitError | None = None
@@ -214,6 +215,12 @@ class ClientSession:
         def answered(done: Future[bytes]) -> None:
             try:
                 self._hand_out(answer(done.result()))
+            except CoordinatorUnavailable as error:
+                if self._thread is None or self.closed:
+                    self._lose(node_id, error)
+                    return
+                with self._lock:
+                    self._unanswered.add(node_id)
             except RemitError as error:
                 self._lose(node_id, error)
             except Exception as error:  # any other way a transport can fail: nobody may wait for ever
@@ -242,6 +249,7 @@ class ClientSession:
                     # Until it has worked to its end: half of it would leave somebody waiting for ever.
                     self._open_again()
                     forgotten = False
+                self._watch_again()
                 reply = self._poll(ack)
                 if reply.seq < 0:
                     ack, forgotten = 0, True
@@ -268,13 +276,24 @@ class ClientSession:
         with self._lock:
             names = list(self._tracked)
         for name in names:
-            try:
-                ended = self.request_blocking("subscribe", (self.client_id, (name,)))
-            except NotFound:
-                # The journal of the earlier life does not hold it: nothing will come of it.
-                self._lose(name, CoordinatorUnavailable(f"{name} is not known any more"))
-                continue
-            self._hand_out(ended)
+            self._watch_now(name)
+
+    def _watch_again(self) -> None:
+        """Ask again about what could not be asked because the link was down."""
+        while self._unanswered:
+            name = next(iter(self._unanswered))
+            self._watch_now(name)
+            with self._lock:
+                self._unanswered.discard(name)
+
+    def _watch_now(self, name: str) -> None:
+        try:
+            missed = self.request_blocking("subscribe", (self.client_id, (name,)))
+        except NotFound:
+            # The journal of the earlier life does not hold it: nothing will come of it.
+            self._lose(name, CoordinatorUnavailable(f"{name} is not known any more"))
+            return
+        self._hand_out(missed)
 
     def _hand_out(self, notices: tuple[Notice, ...]) -> None:
         with self._lock:

@@ -8,13 +8,14 @@ until it is done. Signals are watched there, so a blocked call raises
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from remit.agents.delegation import Delegator
 from remit.agents.runs import CancelReceipt, Run, RunOptions
 from remit.core.cause import Cause
-from remit.core.errors import InternalError
+from remit.core.errors import CoordinatorUnavailable, InternalError
 from remit.core.outcome import Outcome
 from remit.core.signal import CancelSignal
 
@@ -28,6 +29,7 @@ def run_in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, 
 
     Raises:
         InternalError: called from that very loop, where it could never end.
+        CoordinatorUnavailable: the loop was closed, before this call or during it.
     """
     try:
         running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -36,9 +38,15 @@ def run_in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, 
     if running is loop:
         coroutine.close()
         raise InternalError("a blocking call was made inside the event loop that would serve it")
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except RuntimeError:
+        coroutine.close()
+        raise CoordinatorUnavailable("this connection to the coordinator was closed") from None
     try:
         return future.result()
+    except concurrent.futures.CancelledError:
+        raise CoordinatorUnavailable("this connection to the coordinator was closed during the call") from None
     except KeyboardInterrupt:
         future.cancel()
         raise

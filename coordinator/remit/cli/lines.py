@@ -64,6 +64,9 @@ def _word(node: NodeView) -> str:
     """Return the state in the word that people look for: the outcome once there is one."""
     if node.state == "blocked":
         return "blocked"
+    if node.kind == "turn" and node.state == "settling":
+        # Its caller has nothing more to delegate; for whoever looks, it runs.
+        return "running"
     return node.outcome.value if node.outcome is not None else node.state
 
 

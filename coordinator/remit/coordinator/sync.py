@@ -36,21 +36,34 @@ __all__ = ["Coordinator", "Limits", "Run", "RunOptions", "Turn"]
 
 Run = SyncRun
 
+_END_S = 2.0
+"""Calls in other threads have this long to return when their connection is closed."""
+
 
 class _Portal:
     """An event loop in another thread, which serves the blocking calls."""
 
     def __init__(self) -> None:
-        self._portal = start_blocking_portal("asyncio")
-        self.loop: asyncio.AbstractEventLoop = self._portal.__enter__().call(_running_loop)
+        self._context = start_blocking_portal("asyncio")
+        self._portal = self._context.__enter__()
+        self.loop: asyncio.AbstractEventLoop
+        self._own_tasks: set[asyncio.Task[Any]]
+        self.loop, self._own_tasks = self._portal.call(_loop_and_tasks)
 
     def close(self) -> None:
-        """Stop the loop and its thread; what still runs in it is cancelled."""
-        self._portal.__exit__(None, None, None)
+        """Let calls that have been told of the end return, bounded, then stop the loop and its thread."""
+        self._portal.call(_let_end, self._own_tasks)
+        self._context.__exit__(None, None, None)
 
 
-async def _running_loop() -> asyncio.AbstractEventLoop:
-    return asyncio.get_running_loop()
+async def _loop_and_tasks() -> tuple[asyncio.AbstractEventLoop, set[asyncio.Task[Any]]]:
+    return asyncio.get_running_loop(), asyncio.all_tasks()
+
+
+async def _let_end(own: set[asyncio.Task[Any]]) -> None:
+    calls = asyncio.all_tasks() - own - {asyncio.current_task()}
+    if calls:
+        await asyncio.wait(calls, timeout=_END_S)
 
 
 class Turn(SyncDelegator):
