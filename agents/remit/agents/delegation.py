@@ -296,7 +296,9 @@ class Delegator(ABC):
         return done or enough()
 
     @contextmanager
-    def _while_waiting(self, run_ids: Sequence[str]) -> Generator[asyncio.Future[None] | None]:
+    def _while_waiting(
+        self, run_ids: Sequence[str], *, what: str = "children"
+    ) -> Generator[asyncio.Future[None] | None]:
         """Give way to others during a wait; yields a future that fails if the wait is refused."""
         yield None
 

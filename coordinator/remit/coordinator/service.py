@@ -41,13 +41,17 @@ from remit.core.errors import (
 from remit.core.events import encode_event
 from remit.core.messages import (
     PROTOCOL,
+    AskClaim,
     CancelAnswer,
     CancelRequest,
     CancelSummary,
+    ClaimAnswer,
+    ClaimCheck,
     ClientOpened,
     DelegateRequest,
     EndedNotice,
     FinishTurn,
+    GiveUpClaim,
     OpenClient,
     OpenTurn,
     PollReply,
@@ -56,6 +60,7 @@ from remit.core.messages import (
     loads,
 )
 from remit.journal import Journal, JournalRecord
+from remit.locks import ClaimView
 
 __all__ = ["CoordinatorService", "ServiceOptions"]
 
@@ -134,6 +139,11 @@ class CoordinatorService:
             "finish_turn": self._finish_turn,
             "delegate": self._delegate,
             "cancel": self._cancel,
+            "claim": self._claim,
+            "give_up_claim": self._give_up_claim,
+            "check_claim": self._check_claim,
+            "clear_claims": self._clear_claims,
+            "locks": self._locks,
             "cancel_status": self._cancel_status,
             "report": self._report,
             "subscribe": self._subscribe,
@@ -278,6 +288,10 @@ class CoordinatorService:
         self._clients.drop_host(host_id)
         self._decide(self._decider.host_gone(host_id, reason, self._clock.now()))
 
+    def process_swept(self, run_id: str, pid: int, gone: bool, /) -> None:
+        """A process that a dead host had left is gone, or could not be ended."""
+        self._decide(self._decider.swept(run_id, pid, self._clock.now(), gone=gone))
+
     # -- requests ------------------------------------------------------------------
 
     async def _open_client(self, request: OpenClient) -> ClientOpened:
@@ -323,10 +337,30 @@ class CoordinatorService:
         if client_id not in self._clients:
             raise CoordinatorUnavailable(f"client {client_id!r} is not known to this coordinator; it must open again")
 
+    async def _claim(self, request: AskClaim) -> ClaimAnswer:
+        decision = self._decider.ask_claim(request, self._clock.now())
+        await self._commit(decision)
+        assert isinstance(decision.answer, ClaimAnswer)
+        return decision.answer
+
+    async def _give_up_claim(self, request: GiveUpClaim) -> None:
+        await self._commit(self._decider.give_up_claim(request, self._clock.now()))
+
+    async def _check_claim(self, request: ClaimCheck) -> int:
+        if self._broken is not None:
+            raise self._broken
+        return self._decider.check_claim(request)
+
+    async def _clear_claims(self, node_id: str) -> None:
+        await self._commit(self._decider.clear_claims(node_id, self._clock.now()))
+
+    async def _locks(self, _: None) -> tuple[ClaimView, ...]:
+        return self._decider.state.locks.claims()
+
     async def _cancel(self, request: CancelRequest) -> CancelAnswer:
         decision = self._decider.cancel(request, self._clock.now())
         await self._commit(decision)
-        assert decision.answer is not None
+        assert isinstance(decision.answer, CancelAnswer)
         return decision.answer
 
     async def _cancel_status(self, request: tuple[str, float]) -> CancelSummary | None:
@@ -377,14 +411,14 @@ class CoordinatorService:
         node = self._decider.state.nodes.get(node_id)
         if node is None:
             raise NotFound(f"no turn or run {node_id!r} in this workspace")
-        return node_view(self._decider.state, node)
+        return node_view(self._decider.state, node, self._clock.now())
 
     async def _turns(self, _: None) -> tuple[NodeView, ...]:
         return turn_views(self._decider.state)
 
     async def _runs(self, _: None) -> tuple[NodeView, ...]:
-        state = self._decider.state
-        return tuple(node_view(state, node) for node in state.nodes.values() if not node.is_turn)
+        state, now = self._decider.state, self._clock.now()
+        return tuple(node_view(state, node, now) for node in state.nodes.values() if not node.is_turn)
 
     async def _statistics(self, _: None) -> dict[str, Any]:
         state = self._decider.state

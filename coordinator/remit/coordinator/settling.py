@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from remit.coordinator.claiming import end_claims, request_start
 from remit.coordinator.state import Node, NodeState
 from remit.coordinator.transaction import Transaction
 from remit.core.cause import Cause, CauseKind
@@ -29,7 +30,7 @@ from remit.core.events import (
 from remit.core.messages import ReportEnded
 from remit.core.outcome import Outcome
 
-__all__ = ["Ending", "end_blocked", "fail_unstarted", "settle", "settle_report", "start_turns"]
+__all__ = ["Ending", "claim_start", "end_blocked", "fail_unstarted", "settle", "settle_report", "start_turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ def _end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
 
 
 def _try_again(tx: Transaction, node: Node, report: ReportEnded, retry_at: float) -> None:
+    doubt = _doubt(node, report)
     tx.emit(
         AttemptEnded(
             node_id=node.id,
@@ -154,7 +156,8 @@ def _try_again(tx: Transaction, node: Node, report: ReportEnded, retry_at: float
             retry_at=retry_at,
         )
     )
-    tx.timers.add(retry_at, "retry", node.id)
+    end_claims(tx, node, doubt)
+    tx.timers.add(retry_at, "retry", node.id, node.attempt)
 
 
 def _leave_stale_host(tx: Transaction, node: Node, report: ReportEnded) -> None:
@@ -196,6 +199,14 @@ def _note_uncertain(tx: Transaction, node: Node, word: str) -> None:
         )
 
 
+def _doubt(node: Node, report: ReportEnded | None) -> str:
+    """Return why an attempt may still write, or the empty text if it is proven gone."""
+    if report is not None and report.report == "stuck":
+        return f"its body on {node.host_id} did not stop"
+    left = ", ".join(f"{p.program} ({p.pid})" for p in (node.processes or {}).values())
+    return f"not proven gone: {left}" if left else ""
+
+
 def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | None = None) -> None:
     payload = tx.payloads.pop(node.id, None)
     if report is not None:
@@ -227,7 +238,23 @@ def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | 
             unconfirmed=ending.unconfirmed,
         )
     tx.emit(event, payload)
+    end_claims(tx, node, _doubt(node, report))
     _after_end(tx, node)
+
+
+def claim_start(tx: Transaction, node: Node) -> None:
+    """Ask for what a run must hold before it takes a slot; end it if that is refused."""
+    error = request_start(tx, node)
+    if error is not None:
+        report = ReportEnded(
+            node.id,
+            node.attempt,
+            "raised",
+            error_type=type(error).__name__,
+            error=str(error),
+            error_code=error.code,
+        )
+        _end_run(tx, node, Ending(Outcome.FAILED), report)
 
 
 def fail_unstarted(tx: Transaction, node: Node, reason: str) -> None:
@@ -257,6 +284,7 @@ def end_blocked(tx: Transaction, node: Node, dependency: Node) -> None:
             blocked_by=dependency.id,
         )
     )
+    end_claims(tx, node)
     _after_end(tx, node)
 
 
@@ -297,6 +325,11 @@ def _free_waiting(tx: Transaction, node: Node) -> None:
             dependent = tx.state.nodes[name]
             if dependent.state is NodeState.DEPENDING:
                 end_blocked(tx, dependent, node)
+    elif node.dependents:
+        for name in node.dependents:
+            dependent = tx.state.nodes[name]
+            if dependent.state is NodeState.CLAIMING and not tx.state.locks.concerns(name):
+                claim_start(tx, dependent)
     if not node.detached:
         parent = tx.state.nodes[node.parent_id]
         # Most parents have more live children: no call for each of them.
@@ -352,6 +385,8 @@ def _settle_turn(tx: Transaction, node: Node) -> None:
             error=error,
         )
     )
+    doubt = "its holder has not said that its body is over" if node.report == "unconfirmed" else ""
+    end_claims(tx, node, doubt)
     tx.effects.ended.append(node.id)
     _close_cancels(tx, node)
     start_turns(tx, node.session_id)

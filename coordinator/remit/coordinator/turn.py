@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from remit.agents.client import ClientSession
-from remit.agents.delegation import Delegator
+from remit.agents.leases import ClaimHolder
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import InternalError, RemitError, TurnCancelled
 from remit.core.messages import (
@@ -27,7 +27,7 @@ from remit.telemetry import start_turn_span
 __all__ = ["Turn", "TurnHolder"]
 
 
-class TurnHolder(Delegator):
+class TurnHolder(ClaimHolder):
     """A turn without a task around it: what the asynchronous and the blocking form share."""
 
     def __init__(self, session: ClientSession, request: OpenTurn) -> None:
@@ -83,7 +83,7 @@ class TurnHolder(Delegator):
         elif isinstance(notice, TurnStartedNotice):
             self._started = True
             self._wake()
-        else:
+        elif isinstance(notice, EndedNotice):
             if notice.cause is not None and notice.outcome is not Outcome.SUCCEEDED:
                 self._signal.set(notice.cause)
             self._ended = notice

@@ -14,6 +14,7 @@ from remit.coordinator.state import Node, NodeState, WorkspaceState
 from remit.core.cause import Cause
 from remit.core.messages import CancelSummary
 from remit.core.outcome import Outcome
+from remit.locks import ClaimState, ClaimView
 
 __all__ = ["NodeView", "TreeView", "node_view", "summarise_cancel", "tree_view", "turn_views"]
 
@@ -109,9 +110,10 @@ class TreeView:
         return {"now": self.now, "nodes": [node.to_dict() for node in self.nodes]}
 
 
-def node_view(state: WorkspaceState, node: Node) -> NodeView:
-    """Return the view of one node."""
-    waiting_for = _waiting_for(state, node)
+def node_view(state: WorkspaceState, node: Node, now: float | None = None) -> NodeView:
+    """Return the view of one node; the age of what it waits for is told if `now` is given."""
+    claim = _open_claim(state, node)
+    waiting_for = _claim_text(claim, now) if claim is not None else _waiting_for(state, node)
     return NodeView(
         id=node.id,
         kind="turn" if node.is_turn else "run",
@@ -128,7 +130,7 @@ def node_view(state: WorkspaceState, node: Node) -> NodeView:
         host_id=node.host_id,
         detached=node.detached,
         waiting_for=waiting_for,
-        since=_since(node),
+        since=_since(node) if claim is None else claim.since,
         accepted_at=node.accepted_at,
         started_at=node.started_at,
         ended_at=node.ended_at,
@@ -141,6 +143,21 @@ def node_view(state: WorkspaceState, node: Node) -> NodeView:
         arguments=node.arguments,
         preview=node.preview,
     )
+
+
+def _open_claim(state: WorkspaceState, node: Node) -> ClaimView | None:
+    """Return the oldest claim that a node waits for, or None."""
+    if node.is_ended or state.locks.is_idle or not state.locks.concerns(node.id):
+        return None
+    waiting = [view for view in state.locks.claims(node.id) if view.state is ClaimState.QUEUED]
+    return waiting[0] if waiting else None
+
+
+def _claim_text(claim: ClaimView, now: float | None) -> str:
+    """Say what is waited for: `write src/a.py (held by run_x, 12 s)`."""
+    holders = f"held by {', '.join(claim.held_by)}" if claim.held_by else f"behind {', '.join(claim.behind)}"
+    age = "" if now is None else f", {max(0.0, now - claim.since):.0f} s"
+    return f"{' and '.join(claim.wants)} ({holders}{age})"
 
 
 def _since(node: Node) -> float:
@@ -203,7 +220,7 @@ def tree_view(state: WorkspaceState, node: Node, now: float) -> TreeView:
         current = stack.pop()
         ordered.append(current)
         stack.extend(reversed(below.get(current.id, ())))
-    views = tuple(node_view(state, other) for other in ordered)
+    views = tuple(node_view(state, other, now) for other in ordered)
     return TreeView(views[0], views, now)
 
 
