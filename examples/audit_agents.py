@@ -33,7 +33,7 @@ SKIPPED = frozenset({".git", ".remit", ".venv", "venv", "node_modules", "__pycac
 OWN = "audit.md"
 
 MARKS = ("TODO", "FIXME", "XXX", "HACK")
-# [[:space:]] and not \s: every grep knows it.
+# Classes of characters in brackets: every grep knows them.
 HYGIENE = {
     "trailing blanks": "[[:blank:]]+$",
     "tabs after blanks": "^ +\t",
@@ -155,7 +155,8 @@ async def repeats(ctx: RunContext) -> dict[str, Any]:
 async def searches(ctx: RunContext, what: str) -> dict[str, Any]:
     """Search all files for marks or for bad habits: one `grep` for each."""
     if what == "marks":
-        patterns = {mark: rf"(^|[^[:alnum:]_]){mark}([^[:alnum:]_]|$)" for mark in MARKS}
+        # In quotes it is only the word.
+        patterns = {mark: rf"(^|[^[:alnum:]_'\"]){mark}([^[:alnum:]_'\"]|$)" for mark in MARKS}
     else:
         patterns = dict(HYGIENE)
     names = await listed_files(ctx)
@@ -196,7 +197,7 @@ async def history(ctx: RunContext) -> dict[str, Any]:
             "months": [*log, "--date=format:%Y-%m", "--format=%cd"],
             "work in progress": ["git", "status", "--porcelain"],
             "branches": ["git", "for-each-ref", "--format=%(refname:short) %(committerdate:short)", "refs/heads"],
-            "tags": ["git", "for-each-ref", "--sort=-creatordate", "--count=3", "--format=%(refname:short)", "refs/tags"],
+            "tags": ["git", "tag", "--sort=-creatordate"],
         },
     )
     changes: Counter[str] = Counter()
@@ -219,7 +220,7 @@ async def history(ctx: RunContext) -> dict[str, Any]:
         "months": sorted(Counter(told.get("months", "").split()).items())[-12:],
         "uncommitted": len(told.get("work in progress", "").splitlines()),
         "branches": told.get("branches", "").splitlines(),
-        "tags": told.get("tags", "").split(),
+        "tags": told.get("tags", "").split()[:3],
         "changed": [[name, count, churn[name]] for name, count in changes.most_common(2000)],
         "largest": sorted(commits, key=lambda commit: -commit["lines"])[:8],
         "notes": notes,

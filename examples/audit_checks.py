@@ -27,8 +27,10 @@ MAX_FILE_BYTES = 1_000_000
 """Larger files are made by programs and tell nothing about who wrote the rest."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BRANCHES = (
-    ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.BoolOp, ast.comprehension, ast.match_case,
+    ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.BoolOp, ast.comprehension,
+    ast.match_case,
 )  # fmt: skip
 
 
@@ -47,8 +49,7 @@ def outline(path: str) -> dict[str, Any]:
     found["doubts"] += [{"line": one.lineno, "what": f"{one.category.__name__}: {one.message}"} for one in caught]
     found["documented"] = ast.get_docstring(tree) is not None
     found["comments"] = count_comments(source)
-    for node, owner in functions(tree):
-        found["functions"].append(describe(node, owner))
+    found["functions"] = [describe(function, owner) for function, owner in functions(tree)]
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             found["classes"] += 1
@@ -81,9 +82,6 @@ def functions(tree: ast.AST, owner: str = "") -> Iterator[tuple[Function, str]]:
         yield from functions(node, name)
 
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
 def describe(node: Function, owner: str) -> dict[str, Any]:
     """Return the measures of one function."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -114,27 +112,28 @@ def imported(node: ast.AST, path: str) -> list[str]:
 
 def doubts(node: ast.AST) -> Iterator[str]:
     """Yield what a reviewer would ask about."""
-    if isinstance(node, ast.ExceptHandler) and node.type is None:
-        yield "`except:` catches interrupts and exits as well"
-    if isinstance(node, ast.ExceptHandler) and len(node.body) == 1 and isinstance(node.body[0], ast.Pass):
-        kind = ast.unparse(node.type) if node.type else ""
-        if kind in ("", "Exception", "BaseException"):
-            yield "an error of any kind is dropped without a word"
-    if isinstance(node, FUNCTIONS):
-        defaults = [*node.args.defaults, *(value for value in node.args.kw_defaults if value)]
-        if any(isinstance(value, (ast.List, ast.Dict, ast.Set)) for value in defaults):
-            yield f"`{node.name}` has a default that all calls share and may change"
-    if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
-        yield f"`from {node.module} import *` hides where names come from"
-    if isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
-            yield f"`{node.func.id}` runs a text as code"
-        if any(word.arg == "shell" and _is_true(word.value) for word in node.keywords):
+    match node:
+        case ast.ExceptHandler():
+            yield from doubts_of_handler(node)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            defaults = [*node.args.defaults, *(value for value in node.args.kw_defaults if value)]
+            if any(isinstance(value, (ast.List, ast.Dict, ast.Set)) for value in defaults):
+                yield f"`{node.name}` has a default that all calls share and may change"
+        case ast.ImportFrom(names=[ast.alias(name="*")]):
+            yield f"`from {node.module} import *` hides where names come from"
+        case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
+            yield f"`{name}` runs a text as code"
+        case ast.Call() if any(word.arg == "shell" and _is_true(word.value) for word in node.keywords):
             yield "`shell=True` lets a shell read the command"
-    if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
-        if any(isinstance(value, ast.Constant) and isinstance(value.value, (str, int)) and not isinstance(value.value, bool)
-               for value in node.comparators):  # fmt: skip
-            yield "`is` compares identity, not value, with a literal"
+
+
+def doubts_of_handler(node: ast.ExceptHandler) -> Iterator[str]:
+    """Yield what is odd about an `except`."""
+    kind = ast.unparse(node.type) if node.type else ""
+    if not kind:
+        yield "`except:` catches interrupts and exits as well"
+    if kind in ("", "Exception", "BaseException") and all(isinstance(line, ast.Pass) for line in node.body):
+        yield "an error of any kind is dropped without a word"
 
 
 def _is_true(node: ast.expr) -> bool:
@@ -169,7 +168,9 @@ def equal_length(texts: dict[str, list[tuple[int, str]]], spots: list[tuple[str,
     """Return for how many lines all spots go on alike."""
     length = BLOCK_LINES
     while True:
-        following = [texts[path][start + length][1] if start + length < len(texts[path]) else None for path, start in spots]
+        following = [
+            texts[path][start + length][1] if start + length < len(texts[path]) else None for path, start in spots
+        ]
         if following[0] is None or len(set(following)) > 1:
             return length
         length += 1

@@ -109,10 +109,10 @@ def first_looks(
     history: dict[str, Any],
 ) -> str:
     """Return what to look at first, the gravest first."""
-    said: list[str] = []
-    for module in modules:
-        if "error" in module:
-            said.append(f"`{module['path']}:{module['error']['line']}` does not parse: {module['error']['text']}.")
+    broken = [(module["path"], module["error"]) for module in modules if "error" in module]
+    said = [f"`{path}:{error['line']}` does not parse: {error['text'].rstrip('.')}." for path, error in broken[:5]]
+    if len(broken) > 5:
+        said.append(f"{len(broken) - 5:,} more files do not parse.")
     for label in ("private keys", "merge conflict marks", "debugger left in"):
         if hygiene[label]["count"]:
             where = ", ".join(f"`{place_of(line)}`" for line in hygiene[label]["places"][:5])
@@ -179,7 +179,9 @@ def code(modules: list[Any], functions: list[Any]) -> str:
         return ""
     parts = ["## Python"]
     parts.append("Longest functions:\n\n" + function_table(largest(functions, "lines", 10)))
-    parts.append("Most branches (`if`, loops, `except`, `and`/`or`):\n\n" + function_table(largest(functions, "branches", 10)))
+    parts.append(
+        "Most branches (`if`, loops, `except`, `and`/`or`):\n\n" + function_table(largest(functions, "branches", 10))
+    )
     public = [one for one in functions if one["public"] and not is_test(one["path"])]
     for label, key in (("without a docstring", "documented"), ("not fully annotated", "annotated")):
         missing = [one for one in public if not one[key]]
@@ -187,9 +189,15 @@ def code(modules: list[Any], functions: list[Any]) -> str:
             by_file = Counter(one["path"] for one in missing)
             listed = ", ".join(f"`{path}` ({count})" for path, count in by_file.most_common(10))
             parts.append(f"Public functions {label}, outside of tests: {len(missing):,}. Most of them in {listed}.")
-    bare = [m["path"] for m in modules if "error" not in m and not m["documented"] and not is_test(m["path"]) and m["functions"]]
+    bare = [
+        m["path"]
+        for m in modules
+        if "error" not in m and not m["documented"] and not is_test(m["path"]) and m["functions"]
+    ]
     if bare:
-        parts.append(f"Modules without a docstring: {len(bare):,}, such as " + ", ".join(f"`{p}`" for p in bare[:8]) + ".")
+        parts.append(
+            f"Modules without a docstring: {len(bare):,}, such as " + ", ".join(f"`{p}`" for p in bare[:8]) + "."
+        )
     doubts = [(module["path"], doubt) for module in modules for doubt in module["doubts"]]
     if doubts:
         listed = "\n".join(f"- `{path}:{doubt['line']}`: {doubt['what']}" for path, doubt in doubts[:25])
@@ -204,7 +212,7 @@ def dependencies(modules: list[Any]) -> str:
         return ""
     own = {dotted(module["path"]): module["path"] for module in modules}
     # A module may be named from any source root above it.
-    known = {".".join(name.split(".")[start:]): path for name, path in own.items() for start in range(name.count(".") + 1)}
+    known = {ending: path for name, path in own.items() for ending in endings(name)}
     roots = {name.split(".")[0] for name in known}
     inside, outside = Counter[str](), defaultdict[str, set[str]](set)
     for module in modules:
@@ -216,11 +224,16 @@ def dependencies(modules: list[Any]) -> str:
     libraries = sorted(outside.items(), key=lambda item: -len(item[1]))
     parts = ["## Imports"]
     if libraries:
-        rows = [(f"`{n}`", len(where), f"`{min(where, key=lambda path: (is_test(path), path))}`") for n, where in libraries[:20]]
-        parts.append(table(("library", "files", "for example"), rows))
+        used = [
+            (name, len(where), min(where, key=lambda path: (is_test(path), path))) for name, where in libraries[:20]
+        ]
+        listed = [(f"`{name}`", count, f"`{path}`") for name, count, path in used]
+        parts.append(table(("library", "files", "for example"), listed))
     if inside:
         rows = [(f"`{path}`", count) for path, count in inside.most_common(10)]
-        parts.append("Modules that most others import; a change there reaches far:\n\n" + table(("module", "importers"), rows))
+        parts.append(
+            "Modules that most others import; a change there reaches far:\n\n" + table(("module", "importers"), rows)
+        )
     return "\n\n".join(parts)
 
 
@@ -233,14 +246,14 @@ def untested(modules: list[Any]) -> str:
     missing = [
         (sum(one["lines"] for one in module["functions"]), module["path"])
         for module in modules
-        if module["functions"]
-        and not is_test(module["path"])
-        and not any(dotted(module["path"]) == name or dotted(module["path"]).endswith("." + name) for name in imports if name)
+        if module["functions"] and not is_test(module["path"]) and imports.isdisjoint(endings(dotted(module["path"])))
     ]
     lines = sum(count for count, _ in missing)
     rows = [(f"`{path}`", count) for count, path in sorted(missing, reverse=True)[:15]]
-    text = f"## Tests\n\nNo test imports these {many(len(missing), 'module')} directly ({many(lines, 'line')} of functions)"
-    return text + "; others may reach them:\n\n" + table(("module", "lines"), rows) if missing else ""
+    if not missing:
+        return ""
+    which = f"{many(len(missing), 'module')} directly ({many(lines, 'line')} of functions)"
+    return f"## Tests\n\nNo test imports these {which}; others may reach them:\n\n" + table(("module", "lines"), rows)
 
 
 def repeated(blocks: list[Any]) -> str:
@@ -285,7 +298,9 @@ def past(history: dict[str, Any], files: list[Any]) -> str:
     rows = [(f"`{c['id']}`", c["day"], c["lines"], c["files"], cell(c["subject"])[:70]) for c in history["largest"]]
     parts.append("Largest commits:\n\n" + table(("commit", "day", "lines", "files", "subject"), rows))
     people = ", ".join(f"{cell(name)} ({count})" for count, name in history["authors"][:8])
-    parts.append(f"Authors: {people}.\n\nBy month: " + ", ".join(f"{month} {count}" for month, count in history["months"]) + ".")
+    parts.append(
+        f"Authors: {people}.\n\nBy month: " + ", ".join(f"{month} {count}" for month, count in history["months"]) + "."
+    )
     parts.append(f"Branches: {len(history['branches'])}. Latest tags: {', '.join(history['tags']) or 'none'}.")
     return "\n\n".join(parts)
 
@@ -305,12 +320,22 @@ def alive(history: dict[str, Any], files: list[Any]) -> list[Any]:
     return sorted((one for one in history["changed"] if one[0] in lines), key=lambda one: -one[1] * lines[one[0]])
 
 
+def endings(name: str) -> list[str]:
+    """Return a dotted name and what is left of it when its first parts are taken off."""
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a Markdown table; numbers stand to the right."""
     listed = list(rows)
-    number = [all(isinstance(row[place], (int, float)) for row in listed) and bool(listed) for place in range(len(heads))]
+    number = [
+        all(isinstance(row[place], (int, float)) for row in listed) and bool(listed) for place in range(len(heads))
+    ]
     lines = ["| " + " | ".join(heads) + " |", "|" + "|".join("---:" if right else "---" for right in number) + "|"]
-    lines += ["| " + " | ".join(f"{v:,}" if isinstance(v, (int, float)) else str(v) for v in row) + " |" for row in listed]
+    lines += [
+        "| " + " | ".join(f"{v:,}" if isinstance(v, (int, float)) else str(v) for v in row) + " |" for row in listed
+    ]
     return "\n".join(lines)
 
 

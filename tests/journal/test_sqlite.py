@@ -279,3 +279,16 @@ def test_a_journal_copied_without_its_lock_file_has_no_writer(tmp_path: Path) ->
     lock_path(path).unlink()
     with closing(SqliteJournalReader.open(path)) as reader:
         assert not reader.writer_alive()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_journal_whose_file_was_taken_away_promises_nothing_more(tmp_path: Path, *, is_replaced: bool) -> None:
+    path = tmp_path / "journal.db"
+    with closing(SqliteJournal.open(path)) as journal:
+        journal.append([record()]).result(10)
+        path.rename(tmp_path / "elsewhere")
+        if is_replaced:
+            path.touch()
+        for node in ("run_2", "run_3"):
+            with pytest.raises(JournalError, match="removed or replaced"):
+                journal.append([record(node=node)]).result(10)

@@ -30,6 +30,7 @@ from remit.locks import (
     PathNotClaimed,
     Quarantined,
     Queued,
+    Refused,
     Released,
     WaitEdge,
     WaitKind,
@@ -142,3 +143,25 @@ def test_tokens_go_on_growing_after_a_snapshot() -> None:
     assert isinstance(first, Granted)
     assert isinstance(second, Granted)
     assert second.token > first.token
+
+
+def test_fold_finds_the_same_waits_when_a_grant_follows_a_departure() -> None:
+    # The claim that lost its place in line is looked up before the grant, not after.
+    table, events = LockTable(), list[LockEvent]()
+
+    def ask(number: int, owner: str, *keys: str) -> None:
+        areas = tuple(Area(Mode.WRITE, key) for key in keys)
+        answer = table.request(ClaimRequest(f"claim_{number}", owner, areas))
+        assert not isinstance(answer, Refused)
+        events.append(answer)
+
+    ask(1, "a", "x")
+    ask(2, "b", "x")
+    ask(3, "c", "x", "z")
+    ask(4, "d", "x", "z")
+    events.extend(table.withdraw("claim_3", "c", at=1.0))
+    ask(5, "a", "z")
+    folded = LockTable()
+    for event in events:
+        folded.apply(event)
+    assert folded.to_dict() == table.to_dict()

@@ -46,6 +46,7 @@ from remit.locks import (
 from remit.locks.entry import Entry
 from remit.locks.ledger import Ledger
 from remit.locks.trie import Node
+from remit.locks.waits import nobody
 
 PARENTS = {"a": "t1", "b": "t1", "a1": "a", "a2": "a", "c": "t2"}
 OWNERS = ("t1", "a", "b", "a1", "a2", "t2", "c", "u")
@@ -231,7 +232,7 @@ class TableMachine(RuleBasedStateMachine):
         verdict, overtaken = self.model.judge(new)
         asked = ClaimRequest(claim_id, owner, tuple(areas), ancestors(owner), wait=wait)
         before = self.ledger().seq
-        answer = self.table.request(asked, waiters_of=self.model.waiters_of)
+        answer = self.table.request(asked, waiters_of=self.model.waiters_of if self.model.joins else nobody)
         if isinstance(answer, Refused):
             assert self.ledger().seq == before, "a refusal changes nothing"
             assert (answer.reason is RefusalReason.DEADLOCK) == (verdict == "refused"), "I5: no false abort"
@@ -256,9 +257,12 @@ class TableMachine(RuleBasedStateMachine):
     def request_a_hot_path(self, owner: str, areas: list[Area]) -> None:
         self.request(owner, areas, wait=True)
 
-    @rule(owner=st.sampled_from(("t1", "a", "a1", "a2")), area=st.sampled_from(HOT))
-    def request_in_one_family(self, owner: str, area: Area) -> None:
-        self.request(owner, [area], wait=True)
+    @rule(
+        owner=st.sampled_from(("t1", "a", "a1", "a2")),
+        areas=st.lists(st.sampled_from(HOT), min_size=1, max_size=2),
+    )
+    def request_in_one_family(self, owner: str, areas: list[Area]) -> None:
+        self.request(owner, areas, wait=True)
 
     def check_reentry(self, new: Known) -> None:
         others = [claim for claim in self.model.claims if claim is not new]

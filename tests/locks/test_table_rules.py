@@ -245,6 +245,14 @@ def test_claim_inside_ones_own_is_granted_whatever_is_queued() -> None:
     assert owners.release(inner) == ["stranger"]
 
 
+def test_claim_inside_ones_own_passes_a_child_that_only_waits() -> None:
+    owners = Owners(child="parent")
+    owners.take("parent", writes("src"))
+    owners.take("stranger", writes("docs"))
+    owners.line_up("child", writes("src/a"), writes("docs"))
+    owners.take("parent", writes("src/a"))
+
+
 def test_claim_inside_ones_own_waits_where_a_descendant_holds() -> None:
     # The second child's claim stands in front of the first one's; that must not
     # hide that the first one holds.
@@ -334,6 +342,16 @@ def test_cycle_over_claims_and_a_parent_that_waits_is_refused() -> None:
         ("stranger", "parent", WaitKind.CLAIM),
         ("parent", "child", WaitKind.CHILD),
     ]
+
+
+def test_cycle_over_the_parent_of_a_waiter_is_refused_without_being_told_of_it() -> None:
+    table = LockTable()
+    table.request(ClaimRequest("claim_1", "parent", (writes("x"),)))
+    table.request(ClaimRequest("claim_2", "a", (writes("y"),)))
+    table.request(ClaimRequest("claim_3", "child", (writes("y"),), ("parent",)))
+    answer = table.request(ClaimRequest("claim_4", "a", (writes("x"),)))
+    assert isinstance(answer, Refused)
+    assert [edge.kind for edge in answer.cycle] == [WaitKind.CLAIM, WaitKind.CHILD, WaitKind.CLAIM]
 
 
 def test_cycle_over_an_awaited_run_is_refused() -> None:

@@ -20,6 +20,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from pathlib import Path
@@ -57,6 +58,7 @@ __all__ = ["AgentHost"]
 
 logger = logging.getLogger("remit.host")
 
+_STALE_EVERY_S = 0.5
 MAX_REMEMBERED_CANCELS = 10_000
 """Cancels kept for attempts that have not arrived; they arrive within seconds or never."""
 
@@ -93,6 +95,7 @@ class AgentHost:
         self._session: ClientSession | None = None
         self._session_lock = threading.Lock()
         self._env_key = ""
+        self._stale_at = 0.0
         self._agents: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._signals: weakref.WeakValueDictionary[str, CancelSignal] = weakref.WeakValueDictionary()
@@ -208,8 +211,16 @@ class AgentHost:
         self._outbox.put(report)
 
     def stale(self) -> list[str]:
-        """Return user modules loaded here whose files were edited since."""
-        return stale_modules() if self._own_process and self._env_key else []
+        """Return user modules loaded here whose files were edited since.
+
+        Looked at twice a second at most: whoever could want the edited version has
+        to start a new process first, which takes longer.
+        """
+        now = time.monotonic()
+        if not self._own_process or not self._env_key or now < self._stale_at:
+            return []
+        self._stale_at = now + _STALE_EVERY_S
+        return stale_modules()
 
     # -- signals -------------------------------------------------------------------
 

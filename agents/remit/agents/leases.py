@@ -166,17 +166,17 @@ class ClaimHolder(Delegator):
         packed = tuple(area.to_dict() for area in areas)
         request = AskClaim(claim_id, self._node_id, self._attempt, packed, timeout_s)
         session.track(claim_id, grant)
-        lease: Lease | None = None
+        granted = False
         try:
             answer: ClaimAnswer = await self._watched(session.request("claim", request))
             token = answer.token or await self._wait_for_grant(grant)
             self._signal.raise_if_set()
-            lease = Lease(self, claim_id, token, areas)
+            granted = True
         finally:
             session.untrack(claim_id)
-            if lease is None:
+            if not granted:
                 _give_back(session, GiveUpClaim(claim_id, self._node_id))
-        return lease
+        return Lease(self, claim_id, token, areas)
 
     async def _wait_for_grant(self, grant: _Grant) -> int:
         """Wait in line, without a slot, and take a slot again."""

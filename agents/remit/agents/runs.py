@@ -201,6 +201,11 @@ class Run:
         kind = f"{ended.error_type}: " if ended.error_type else ""
         return RunFailed(f"{label} failed: {kind}{ended.error}", **details)
 
+    @property
+    def payload(self) -> bytes | None:
+        """The result or partial result as it came, pickled; None where there is none."""
+        return None if self._ended is None else self._ended.payload
+
     def _payload(self) -> Any:
         if self._ended is None or self._ended.payload is None:
             return None
@@ -292,6 +297,7 @@ class CancelReceipt:
     summary: CancelSummary | None = None
     """What became of it; filled in by `quiet`."""
     session: ClientSession | None = None
+    """The connection that `quiet` asks through."""
 
     @property
     def is_quiet(self) -> bool:

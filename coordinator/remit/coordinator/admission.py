@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from remit.coordinator.settling import claim_start, end_blocked, start_turns
+from remit.coordinator.settling import attempt_cause, claim_start, end_blocked, start_turns
 from remit.coordinator.state import Node, NodeState
 from remit.coordinator.stopping import cancel_node
 from remit.coordinator.transaction import Transaction
+from remit.coordinator.waiting import wait_cycle
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import (
     ArgumentTooLarge,
@@ -57,7 +58,8 @@ def open_turn(tx: Transaction, request: OpenTurn) -> None:
                 turn_id=running,
             )
         if request.busy == "interrupt":
-            _interrupt(tx, [running, *session.queue], request)
+            # The queue first: the end of the active turn must start nothing of it.
+            _interrupt(tx, [*session.queue, running], request)
     limits = request.limits or Limits()
     tx.emit(
         TurnAccepted(
@@ -135,8 +137,6 @@ def delegate(tx: Transaction, request: DelegateRequest) -> tuple[Node, ...]:
             )
         )
         raise error
-    # A new request is a new try: what kept hosts from starting may be over.
-    tx.state.spawn_failures.clear()
     accepted = tuple(_accept(tx, parent, request, run) for run in request.runs)
     for node in accepted:
         if node.after and not node.is_ended:
@@ -154,11 +154,9 @@ def _refusal(tx: Transaction, parent: Node, request: DelegateRequest) -> RemitEr
         if parent.cause is not None:
             return TurnCancelled(parent.cause, node_id=parent.id)
         return Refused(f"{parent.id} has ended and cannot delegate any more")
-    if request.parent_attempt != parent.attempt:
-        return Refused(
-            f"attempt {request.parent_attempt} of {parent.id} is over "
-            f"(attempt {parent.attempt} runs now) and cannot delegate any more"
-        )
+    stale = _stale_attempt(tx, parent, request)
+    if stale is not None:
+        return stale
     if tx.state.stopping:
         return CoordinatorClosing("the coordinator of this workspace is closing")
     return (
@@ -169,15 +167,29 @@ def _refusal(tx: Transaction, parent: Node, request: DelegateRequest) -> RemitEr
     )
 
 
+def _stale_attempt(tx: Transaction, parent: Node, request: DelegateRequest) -> RemitError | TurnCancelled | None:
+    """Refuse what no living body can have asked for."""
+    if parent.is_turn:
+        return (
+            None if parent.started_at is not None else Refused(f"{parent.id} has not started; it cannot delegate yet")
+        )
+    if request.parent_attempt != parent.attempt or not parent.on_host:
+        now = f"attempt {parent.attempt} runs now" if parent.on_host else "none runs now"
+        return Refused(f"attempt {request.parent_attempt} of {parent.id} is over ({now}) and cannot delegate any more")
+    if parent.expired_attempt == parent.attempt:
+        return TurnCancelled(attempt_cause(tx, parent), node_id=parent.id)
+    return None
+
+
 def _too_deep(tx: Transaction, parent: Node) -> DepthExceeded | None:
     depth = parent.depth + 1
     allowed, where = tx.settings.max_depth, "the workspace"
-    for node in [parent, *tx.state.ancestors(parent)]:
+    for node in reversed([parent, *tx.state.ancestors(parent)]):
         limits = node.limits
         if limits is None or limits.max_depth is None:
             continue
         # A turn may raise the workspace's default; runs can only narrow it.
-        if (node.is_turn and where == "the workspace") or node.depth + limits.max_depth < allowed:
+        if node.is_turn or node.depth + limits.max_depth < allowed:
             allowed, where = node.depth + limits.max_depth, node.id
     if depth <= allowed:
         return None
@@ -188,8 +200,12 @@ def _too_deep(tx: Transaction, parent: Node) -> DepthExceeded | None:
 
 
 def _too_many(tx: Transaction, parent: Node, count: int) -> ChildLimitExceeded | None:
-    own = parent.limits.max_children if parent.limits is not None else None
-    allowed = own if own is not None else tx.settings.max_children
+    allowed = tx.settings.max_children
+    for node in reversed([parent, *tx.state.ancestors(parent)]):
+        own = node.limits.max_children if node.limits is not None else None
+        # As with depth: a turn may raise the default, runs can only narrow it.
+        if own is not None and (node.is_turn or allowed is None or own < allowed):
+            allowed = own
     if allowed is None or parent.child_count + count <= allowed:
         return None
     return ChildLimitExceeded(
@@ -226,13 +242,27 @@ def _bad_dependency(
                 return DependencyError(
                     f"{run.name or run.run_id!r} comes after {name}, which delegates it: it could never start"
                 )
-            if name not in batch and name not in tx.state.nodes:
+            if name in batch:
+                continue
+            other = tx.state.nodes.get(name)
+            if other is None:
                 return DependencyError(f"{run.name or run.run_id!r} comes after unknown {name!r}")
+            if other.is_turn:
+                return DependencyError(f"{run.name or run.run_id!r} comes after {name}, which is no run but a turn")
     cycle = _cycle(batch, lambda run: [name for name in run.after if name in batch])
     if cycle:
         path = " -> ".join(batch[name].name or name for name in cycle)
         return DependencyError(f"runs come after each other in a circle: {path}")
-    return None
+    return _waited_for(tx, parent, request)
+
+
+def _waited_for(tx: Transaction, parent: Node, request: DelegateRequest) -> DependencyError | None:
+    """Refuse runs that come after something that waits for their parent: neither could ever end."""
+    before = {name for run in request.runs if not run.detached for name in run.after if name in tx.state.nodes}
+    cycle = wait_cycle(tx.state, parent, before - (parent.live_children or {}).keys())
+    if cycle is None:
+        return None
+    return DependencyError("runs would wait for each other: " + " -> ".join(cycle))
 
 
 def _cycle(batch: dict[str, RunRequest], edges: Callable[[RunRequest], list[str]]) -> list[str] | None:

@@ -63,6 +63,7 @@ class Coordinator:
         surface: str = "python",
         grace_s: float = 10.0,
         on_close: Callable[[], None] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.workspace = workspace
         """Absolute path of the workspace."""
@@ -70,6 +71,7 @@ class Coordinator:
         self._surface = surface
         self._grace_s = grace_s
         self._on_close = on_close
+        self._limits = limits
         self._session: ClientSession | None = None
         self._connected = False
         self._lock = threading.Lock()
@@ -82,6 +84,7 @@ class Coordinator:
         address: str | None = None,
         surface: str = "python",
         grace_s: float = 10.0,
+        limits: Limits | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Coordinator:
         """Return a coordinator to enter with `async with`; nothing is started before that.
@@ -95,21 +98,28 @@ class Coordinator:
             surface: what this caller is, for causes: `python`, `cli`.
             grace_s: seconds without a sign of life from this process before its
                 turns are cancelled (`parent_lost`).
+            limits: bounds of the workspace, for as long as its coordinator lives; what
+                is left out has its default. Entering raises `InvalidArgument` if a
+                coordinator already runs there with other numbers.
             progress: called with lines about what is being started.
 
         Raises:
-            InvalidArgument: the workspace is not a readable and writable folder.
+            InvalidArgument: the workspace is not a readable and writable folder, or
+                `limits` sets `max_concurrent`, which is for turns and runs.
         """
         path = resolve_workspace(workspace)
+        if limits is not None and limits.max_concurrent is not None:
+            raise InvalidArgument("max_concurrent is for turns and runs; a workspace has max_shared and max_dedicated")
         from remit.coordinator.connecting import RayConnection
 
-        connection = RayConnection(path, address=address, progress=progress)
+        connection = RayConnection(path, address=address, progress=progress, limits=limits)
         return cls(
             path,
             connection.open,
             surface=surface,
             grace_s=grace_s,
             on_close=connection.close,
+            limits=limits,
         )
 
     # -- life ----------------------------------------------------------------------
@@ -133,6 +143,7 @@ class Coordinator:
 
         Raises:
             CoordinatorUnavailable: no Ray at the address, or nobody answers.
+            InvalidArgument: it is open already, or the running coordinator has other limits.
         """
         with self._lock:
             if self._session is not None:
@@ -141,6 +152,8 @@ class Coordinator:
                 session = ClientSession(self._connect(), surface=self._surface, grace_s=self._grace_s)
                 self._connected = True
                 session.open()
+                if self._limits is not None:
+                    _check_limits(session, self._limits)
             except BaseException:
                 if self._on_close is not None:
                     self._on_close()
@@ -362,3 +375,19 @@ class Coordinator:
         """
         quiet: bool = await self.session.request("shutdown", (reason, timeout_s))
         return quiet
+
+
+def _check_limits(session: ClientSession, limits: Limits) -> None:
+    """Refuse a coordinator that was started with other limits than the caller asks for."""
+    current: dict[str, int | None] = session.request_blocking("statistics", None)["limits"]
+    other = [
+        f"{name}={there} (asked for: {wanted})"
+        for name, there in current.items()
+        if (wanted := getattr(limits, name)) is not None and wanted != there
+    ]
+    if other:
+        session.close()
+        raise InvalidArgument(
+            f"the coordinator of this workspace runs with {', '.join(other)}; "
+            "shut it down first, or leave these limits out"
+        )

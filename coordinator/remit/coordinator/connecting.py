@@ -13,6 +13,7 @@ from remit.core.errors import CoordinatorUnavailable
 
 if TYPE_CHECKING:
     from remit.agents.link import Link
+    from remit.core.limits import Limits
 
 __all__ = ["RayConnection"]
 
@@ -28,6 +29,7 @@ class RayConnection:
         workspace: absolute path of the workspace.
         address: `host:port`, or None for the order of `Coordinator.open`.
         progress: called with lines about what is being started.
+        limits: bounds of the workspace for a coordinator that is started here.
         start: whether a missing local node and coordinator are started.
     """
 
@@ -37,11 +39,13 @@ class RayConnection:
         *,
         address: str | None = None,
         progress: Callable[[str], None] | None = None,
+        limits: Limits | None = None,
         start: bool = True,
     ) -> None:
         self._workspace = workspace
         self._address = address
         self._progress = progress or _silent
+        self._limits = limits
         self._start = start
         self._connected = False
 
@@ -60,7 +64,7 @@ class RayConnection:
 
         ray_engine.connect(address or "auto")
         self._connected = True
-        link = ray_engine.find_coordinator(self._workspace, create=self._start)
+        link = ray_engine.find_coordinator(self._workspace, self._limits, create=self._start)
         if link is None:
             self.close()
             raise CoordinatorUnavailable(

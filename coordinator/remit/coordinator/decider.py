@@ -139,6 +139,8 @@ class Decider:
         requested: nobody knows what it did in between, so nothing is guessed.
         """
         tx = self._begin(now)
+        # Agents and arguments went with the old process: no other attempts.
+        tx.last_attempts = True
         tx.emit(CoordinatorStarted(node_id="", turn_id="", at=now, epoch=epoch, pid=pid))
         for host in list(self.state.hosts.values()):
             tx.effects.kill.append((host.id, "its coordinator was restarted"))
@@ -177,8 +179,6 @@ class Decider:
                 error=reason,
                 error_type="CoordinatorRestarted",
             )
-            # Its agent and arguments went with the old process: no other attempt.
-            node.retries = 0
             settle_report(tx, node, report)
 
     def open_turn(self, request: OpenTurn, now: float) -> Decision:
@@ -326,8 +326,8 @@ class Decider:
         tx = self._begin(now)
         for item in batch.items:
             node = self.state.nodes.get(item.run_id)
-            stale = node is None or node.is_ended or node.attempt != item.attempt or node.host_id != batch.host_id
-            if node is None or stale:
+            stale = node is None or node.is_ended or not node.host_id or node.attempt != item.attempt
+            if node is None or stale or node.host_id != batch.host_id:
                 self.state.refused += 1
             elif isinstance(item, ReportEnded):
                 self._ended(tx, node, item)
@@ -372,6 +372,9 @@ class Decider:
             tx.effects.resumes.setdefault(node.host_id, []).append(node.id)
 
     def _progress(self, tx: Transaction, node: Node, item: ReportProgress) -> None:
+        if node.report:  # the result is there already; a partial one must not replace it
+            self.state.refused += 1
+            return
         tx.payloads[node.id] = item.payload
         tx.emit(
             RunProgressed(node_id=node.id, turn_id=node.turn_id, at=tx.now, preview=item.preview),
@@ -455,6 +458,6 @@ class Decider:
         for name in gone:
             del self.state.nodes[name]
             self.state.turns.pop(name, None)
-        kept = {k: c for k, c in self.state.cancels.items() if c.target in self.state.nodes}
+        kept = {k: c for k, c in self.state.cancels.items() if c.targets[-1] in self.state.nodes}
         self.state.cancels = kept
         return gone

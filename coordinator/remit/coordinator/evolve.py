@@ -202,6 +202,9 @@ def _run_accepted(state: WorkspaceState, event: RunAccepted) -> None:
     node.arguments = event.arguments
     node.claims = event.claims
     state.nodes[node.id] = node
+    # A new request is a new try: what kept hosts from starting may be over.
+    if state.spawn_failures:
+        state.spawn_failures.clear()
     state.live_runs += 1
     parent.child_count += 1
     if not node.detached:
@@ -257,6 +260,8 @@ def _run_started(state: WorkspaceState, event: RunStarted) -> None:
 def _run_waiting(state: WorkspaceState, event: RunWaiting) -> None:
     node = state.nodes[event.node_id]
     _release_slot(state, node)
+    # A body may wait again before its last wait has given it a slot.
+    state.resuming[node.pool].pop(node.id, None)
     _forget_awaited(state, node)
     own = node.live_children or ()
     for name in event.on:
@@ -404,7 +409,9 @@ def _run_ended(state: WorkspaceState, event: RunEnded) -> None:
 
 def _satisfy(state: WorkspaceState, dependents: list[str]) -> None:
     for name in dependents:
-        other = state.nodes[name]
+        other = state.nodes.get(name)
+        if other is None:  # pruned with its own turn
+            continue
         other.pending -= 1
         if other.pending == 0 and other.state is NodeState.DEPENDING:
             _become_ready(state, other)
@@ -430,7 +437,16 @@ def _cancel_requested(state: WorkspaceState, event: CancelRequested) -> None:
             node.kill = event.kill
             node.state = NodeState.CANCELLING
             _leave_waiting_rooms(state, node)
-    state.cancels[event.request_id] = CancelState(event.request_id, event.node_id, event.at, event.live)
+            # What a host owes is the grace of the cancel, not the node's own.
+            node.grace_s = event.grace_s
+    known = state.cancels.get(event.request_id)
+    if known is None:
+        state.cancels[event.request_id] = CancelState(event.request_id, [event.node_id], 1, event.at, event.live)
+    else:
+        known.targets.append(event.node_id)
+        known.open += 1
+        known.live += event.live
+        known.quiet_s = None
     state.open_cancels.setdefault(event.node_id, []).append(event.request_id)
 
 
@@ -442,7 +458,9 @@ def _kill_requested(state: WorkspaceState, event: KillRequested) -> None:
 def _cancel_quiet(state: WorkspaceState, event: CancelQuiet) -> None:
     cancel = state.cancels.get(event.request_id)
     if cancel is not None:
-        cancel.quiet_s = event.seconds
+        cancel.open -= 1
+        if cancel.open == 0:
+            cancel.quiet_s = event.seconds
     open_requests = state.open_cancels.get(event.node_id)
     if open_requests is not None:
         open_requests.remove(event.request_id)

@@ -39,9 +39,15 @@ def _fail_hopeless(tx: Transaction) -> None:
         if count < MAX_SPAWN_FAILURES:
             continue
         waiting = [name for queue in tx.state.queues.values() for name in queue]
-        for node in [tx.state.nodes[name] for name in [*waiting, *tx.state.delayed]]:
+        parked = [name for limiter in _limiters(tx) for name in limiter.parked or ()]
+        for node in [tx.state.nodes[name] for name in [*waiting, *parked, *tx.state.delayed]]:
             if node.resources_key == key and not node.is_ended:
                 fail_unstarted(tx, node, f"no agent host could be started: {reason}")
+
+
+def _limiters(tx: Transaction) -> list[Node]:
+    """Return the nodes that have runs parked; one may have been pruned since it was noted."""
+    return [tx.state.nodes[name] for name in tx.state.parking if name in tx.state.nodes]
 
 
 def _limiter(tx: Transaction, node: Node) -> Node | None:
@@ -70,6 +76,8 @@ def _unpark(tx: Transaction, pool: Pool) -> None:
         assert limiter.limits is not None
         assert limiter.limits.max_concurrent is not None
         room = limiter.limits.max_concurrent - limiter.below_used
+        if room <= 0:
+            continue
         for run_id in list(limiter.parked):
             if room <= 0:
                 break
@@ -151,12 +159,12 @@ def _pick_host(tx: Transaction, node: Node) -> HostState | None:
     best_rank: tuple[int, int] = (3, 0)
     bound = 0
     for host in tx.state.hosts.values():
-        if host.pool is node.pool and host.env_key == node.env_key and not host.draining:
-            bound += 1
         if not host_has_room(host, node):
             continue
+        bound += host.pool is not None
         load = len(host.runs)
-        rank: tuple[int, int] = (1, 0) if host.pool is None else (0 if load < grow_at else 2, load)
+        group = 1 if host.pool is None else 0 if load < grow_at else 2
+        rank: tuple[int, int] = (group, load)
         if rank < best_rank:
             best, best_rank = host, rank
     if shared and best_rank[0] == 1 and bound >= tx.settings.max_shared_hosts:

@@ -26,6 +26,7 @@ from remit.coordinator.life import Life, LoopScheduler
 from remit.coordinator.service import ServiceOptions
 from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
+from remit.core.limits import Limits
 
 __all__ = ["RayLink", "connect", "coordinator_name", "disconnect", "find_coordinator"]
 
@@ -329,8 +330,13 @@ def is_connected() -> bool:
     return bool(ray.is_initialized())
 
 
-def find_coordinator(workspace: str, settings: Settings | None = None, *, create: bool = True) -> RayLink | None:
+def find_coordinator(workspace: str, limits: Limits | None = None, *, create: bool = True) -> RayLink | None:
     """Return a link to a workspace's coordinator, started if need be on this machine.
+
+    Args:
+        workspace: absolute path.
+        limits: bounds for a coordinator that is started; one that runs keeps its own.
+        create: whether one is started.
 
     Returns:
         The link, or None if there is no coordinator and none was asked for.
@@ -358,15 +364,16 @@ def find_coordinator(workspace: str, settings: Settings | None = None, *, create
             # The journal is in the workspace's folder, which this machine has.
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
-        .remote(workspace, settings or default_settings())
+        .remote(workspace, workspace_settings(limits))
     )
     return RayLink(actor)
 
 
-def default_settings() -> Settings:
-    """Return the settings that fit this cluster."""
+def workspace_settings(limits: Limits | None = None) -> Settings:
+    """Return the settings that fit this cluster, with what the caller set in `limits`."""
     cpus = int(ray.cluster_resources().get("CPU", 1)) or 1
-    return Settings(max_dedicated=2 * cpus, max_shared_hosts=cpus)
+    defaults = Settings(max_dedicated=2 * cpus, max_shared_hosts=cpus)
+    return defaults if limits is None else defaults.bounded(limits)
 
 
 def running_workspaces() -> list[str]:

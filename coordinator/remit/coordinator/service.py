@@ -427,6 +427,7 @@ class CoordinatorService:
             "epoch": state.epoch,
             "live_turns": state.live_turns,
             "live_runs": state.live_runs,
+            "limits": self._decider.settings.limits(),
             "slots_used": {pool.value: used for pool, used in state.used.items()},
             "clients": self._clients.people,
             "refused": state.refused,

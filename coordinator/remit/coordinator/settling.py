@@ -30,7 +30,16 @@ from remit.core.events import (
 from remit.core.messages import ReportEnded
 from remit.core.outcome import Outcome
 
-__all__ = ["Ending", "claim_start", "end_blocked", "fail_unstarted", "settle", "settle_report", "start_turns"]
+__all__ = [
+    "Ending",
+    "attempt_cause",
+    "claim_start",
+    "end_blocked",
+    "fail_unstarted",
+    "settle",
+    "settle_report",
+    "start_turns",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,23 +136,23 @@ def _classify(node: Node, report: ReportEnded) -> Ending:
 def _end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
     """End the attempt, and the run with it unless another attempt is due."""
     ending = _classify(node, report)
-    if report.report == "stale_host" and node.cause is None:
+    if report.report == "stale_host" and node.cause is None and not tx.last_attempts:
         _leave_stale_host(tx, node, report)
         return
     retryable = ending.outcome in (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
-    may_retry = node.cause is None and report.report != "stuck" and node.attempt <= node.retries
-    if retryable and may_retry:
+    wanted = node.cause is None and report.report != "stuck" and node.attempt <= node.retries
+    if retryable and wanted and not tx.last_attempts:
         _note_uncertain(tx, node, report.report)
         tx.payloads.pop(node.id, None)
         _try_again(tx, node, report, tx.now + node.retry_delay_s)
         return
     if ending.outcome is Outcome.TIMED_OUT and ending.cause is None:
-        ending = replace(ending, cause=_attempt_cause(tx, node, report))
+        ending = replace(ending, cause=attempt_cause(tx, node, report.error))
     _end_run(tx, node, ending, report)
 
 
 def _try_again(tx: Transaction, node: Node, report: ReportEnded, retry_at: float) -> None:
-    doubt = _doubt(node, report)
+    end_claims(tx, node, _doubt(node, report))
     tx.emit(
         AttemptEnded(
             node_id=node.id,
@@ -156,7 +165,6 @@ def _try_again(tx: Transaction, node: Node, report: ReportEnded, retry_at: float
             retry_at=retry_at,
         )
     )
-    end_claims(tx, node, doubt)
     tx.timers.add(retry_at, "retry", node.id, node.attempt)
 
 
@@ -168,7 +176,7 @@ def _leave_stale_host(tx: Transaction, node: Node, report: ReportEnded) -> None:
     _try_again(tx, node, report, tx.now)
 
 
-def _attempt_cause(tx: Transaction, node: Node, report: ReportEnded) -> Cause:
+def attempt_cause(tx: Transaction, node: Node, reason: str = "") -> Cause:
     """Return the cause of an attempt that took longer than it may."""
     limit = f"{node.attempt_timeout_s:g} s" if node.attempt_timeout_s is not None else "allowed"
     return Cause(
@@ -177,7 +185,7 @@ def _attempt_cause(tx: Transaction, node: Node, report: ReportEnded) -> Cause:
         actor="coordinator",
         surface="coordinator",
         at_unix_ms=int(tx.now * 1000),
-        reason=report.error or f"attempt {node.attempt} took longer than {limit}",
+        reason=reason or f"attempt {node.attempt} took longer than {limit}",
     )
 
 
@@ -237,8 +245,8 @@ def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | 
             attempt=node.attempt,
             unconfirmed=ending.unconfirmed,
         )
-    tx.emit(event, payload)
     end_claims(tx, node, _doubt(node, report))
+    tx.emit(event, payload)
     _after_end(tx, node)
 
 
@@ -274,6 +282,7 @@ def end_blocked(tx: Transaction, node: Node, dependency: Node) -> None:
         at_unix_ms=int(tx.now * 1000),
         reason=f"blocked: {label!r} {_past(dependency)}",
     )
+    end_claims(tx, node)
     tx.emit(
         RunEnded(
             node_id=node.id,
@@ -284,7 +293,6 @@ def end_blocked(tx: Transaction, node: Node, dependency: Node) -> None:
             blocked_by=dependency.id,
         )
     )
-    end_claims(tx, node)
     _after_end(tx, node)
 
 
@@ -322,12 +330,14 @@ def _free_waiting(tx: Transaction, node: Node) -> None:
     _close_cancels(tx, node)
     if node.dependents and node.outcome is not Outcome.SUCCEEDED:
         for name in node.dependents:
-            dependent = tx.state.nodes[name]
-            if dependent.state is NodeState.DEPENDING:
+            dependent = tx.state.nodes.get(name)
+            if dependent is not None and dependent.state is NodeState.DEPENDING:
                 end_blocked(tx, dependent, node)
     elif node.dependents:
         for name in node.dependents:
-            dependent = tx.state.nodes[name]
+            dependent = tx.state.nodes.get(name)
+            if dependent is None:
+                continue
             if dependent.state is NodeState.CLAIMING and not tx.state.locks.concerns(name):
                 claim_start(tx, dependent)
     if not node.detached:
@@ -349,7 +359,8 @@ def _close_cancels(tx: Transaction, node: Node) -> None:
                 seconds=max(0.0, tx.now - cancel.at),
             )
         )
-        tx.effects.quiet.append(request_id)
+        if cancel.open == 0:
+            tx.effects.quiet.append(request_id)
 
 
 def _settle_turn(tx: Transaction, node: Node) -> None:
@@ -374,6 +385,8 @@ def _settle_turn(tx: Transaction, node: Node) -> None:
         outcome = Outcome.LOST
     else:
         outcome = Outcome.FAILED
+    doubt = "its holder has not said that its body is over" if node.report == "unconfirmed" else ""
+    end_claims(tx, node, doubt)
     tx.emit(
         TurnEnded(
             node_id=node.id,
@@ -385,8 +398,6 @@ def _settle_turn(tx: Transaction, node: Node) -> None:
             error=error,
         )
     )
-    doubt = "its holder has not said that its body is over" if node.report == "unconfirmed" else ""
-    end_claims(tx, node, doubt)
     tx.effects.ended.append(node.id)
     _close_cancels(tx, node)
     start_turns(tx, node.session_id)

@@ -9,8 +9,9 @@
    `RunWaiting`, `RunSettling`, `AttemptEnded`, `RunEnded`; `used` counts them.
 4. `cause` is set once. A set cause on a node means that it is on all attached
    live descendants too.
-5. Everything here except the waiting rooms (`queues`, `resuming`, `delayed`,
-   `parked`) is a fold of the journal and equal after a replay.
+5. Everything here is a fold of the journal and equal after a replay, except the
+   waiting rooms (`queues`, `resuming`, `delayed`, `parked`, `parking`, and with
+   them the state `resuming`), the count `refused`, and what was pruned.
 """
 
 from __future__ import annotations
@@ -260,7 +261,10 @@ class CancelState:
     """One accepted cancel, until it is quiet and for a while after."""
 
     request_id: str
-    target: str
+    targets: list[str]
+    """Several where a whole session was meant."""
+    open: int
+    """Targets that have not ended; quiet when there are none."""
     at: float
     live: int
     quiet_s: float | None = None

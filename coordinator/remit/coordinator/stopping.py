@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from remit.coordinator.claiming import clear_claims, withdraw_waiting
-from remit.coordinator.settling import settle, settle_report
+from remit.coordinator.settling import attempt_cause, settle, settle_report
 from remit.coordinator.state import HostState, Node, Pool
 from remit.coordinator.transaction import Transaction
 from remit.core.cause import Cause, CauseKind
@@ -46,23 +46,29 @@ def cancel(tx: Transaction, request: CancelRequest) -> CancelAnswer:
     """Decide a cancel request from outside; sent twice, it is carried out once."""
     known = tx.state.cancels.get(request.request_id)
     if known is not None:
-        node = tx.state.nodes.get(known.target)
+        target = known.targets[-1]
+        node = tx.state.nodes.get(target)
         cause = node.cause if node is not None else None
-        return CancelAnswer(request.request_id, known.target, True, known.live, cause=cause)
+        named = target if len(known.targets) == 1 else request.target
+        return CancelAnswer(request.request_id, named, True, known.live, cause=cause)
     targets = _targets(tx, request)
     if not targets:
         what = f"session {request.target!r}" if not _is_node_id(request.target) else request.target
         return CancelAnswer(request.request_id, request.target, False, message=f"no active turn in {what}")
     answers = [_cancel_one(tx, request, node) for node in targets]
-    accepted = [answer for answer in answers if answer.accepted]
     if len(answers) == 1:
         return answers[0]
+    accepted = [answer for answer in answers if answer.accepted]
+    joint = tx.state.cancels.get(request.request_id)
+    if joint is not None and joint.open:
+        # The first target may have ended before the others were marked.
+        tx.effects.quiet = [name for name in tx.effects.quiet if name != request.request_id]
     return CancelAnswer(
         request.request_id,
         request.target,
         bool(accepted),
         sum(answer.live for answer in accepted),
-        cause=accepted[0].cause if accepted else None,
+        cause=accepted[-1].cause if accepted else None,
         nodes=tuple(name for answer in answers for name in answer.nodes),
     )
 
@@ -78,7 +84,8 @@ def _targets(tx: Transaction, request: CancelRequest) -> list[Node]:
         found = [node] if node is not None else []
     else:
         session = tx.state.sessions.get(request.target)
-        names = [] if session is None else [session.active, *session.queue]
+        # The queue first: the end of the active turn must start nothing.
+        names = [] if session is None else [*session.queue, session.active]
         found = [tx.state.nodes[name] for name in names if name]
     return [n for n in found if not (request.user and n.user and n.user != request.user)]
 
@@ -110,8 +117,10 @@ def _cancel_one(tx: Transaction, request: CancelRequest, node: Node) -> CancelAn
         )
         grace_s = node.grace_s if request.grace_s is None else request.grace_s
         cancel_node(tx, node, cause, grace_s=grace_s, kill=request.kill)
-    elif request.kill and not node.kill:
-        _kill(tx, node, request.request_id)
+    else:
+        _join_cancel(tx, node, request.request_id, runs)
+        if request.kill and not node.kill:
+            _kill(tx, node, request.request_id)
     return CancelAnswer(request.request_id, node.id, True, runs, cause=node.cause)
 
 
@@ -145,6 +154,22 @@ def cancel_node(tx: Transaction, node: Node, cause: Cause, *, grace_s: float | N
     for other in reversed(affected):
         if not other.is_ended and not other.on_host and not other.live_children:
             settle(tx, other)
+
+
+def _join_cancel(tx: Transaction, node: Node, request_id: str, live: int) -> None:
+    """Acknowledge a further cancel of a node: the first cause stays, the new receipt hears of the quiet."""
+    tx.emit(
+        CancelRequested(
+            node_id=node.id,
+            turn_id=node.turn_id,
+            at=tx.now,
+            cause=node.cause,
+            request_id=request_id,
+            grace_s=node.grace_s,
+            kill=node.kill,
+            live=live,
+        )
+    )
 
 
 def _order_hosts(tx: Transaction, node: Node, affected: list[Node], cause: Cause, *, kill: bool) -> None:
@@ -196,14 +221,7 @@ def expire_attempt(tx: Transaction, node: Node, attempt: int) -> None:
     """Stop one attempt that took too long; the run may go on with another."""
     if node.is_ended or node.cause is not None or not node.on_host or node.attempt != attempt:
         return
-    cause = Cause(
-        CauseKind.ATTEMPT_TIMEOUT,
-        origin=node.id,
-        actor="coordinator",
-        surface="coordinator",
-        at_unix_ms=int(tx.now * 1000),
-        reason=f"attempt {attempt} took longer than {node.attempt_timeout_s:g} s",
-    )
+    cause = attempt_cause(tx, node)
     tx.emit(AttemptExpired(node_id=node.id, turn_id=node.turn_id, at=tx.now, attempt=attempt))
     order = CancelOrder(node.id, cause, attempt=attempt)
     tx.effects.cancels.setdefault(node.host_id, []).append(order)
@@ -230,7 +248,7 @@ def escalate(tx: Transaction, node: Node, attempt: int | None = None) -> None:
 
 def _give_up_on_holder(tx: Transaction, turn: Node, *, report: str = "unconfirmed") -> None:
     """End a cancelled turn whose holder has not said that its body is over, or is gone."""
-    if turn.report or turn.cause is None:
+    if turn.is_ended or turn.report or turn.cause is None:
         return
     tx.emit(TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report=report))
     settle(tx, turn)
@@ -269,13 +287,15 @@ def _all_being_stopped(tx: Transaction, host: HostState) -> bool:
 
 def client_gone(tx: Transaction, client_id: str, reason: str) -> None:
     """Cancel the turns that a vanished client held, unless they were told to go on."""
-    for turn in list(tx.state.turns.values()):
+    # Later ones first: the end of an active turn must not start one that waits behind it.
+    for turn in reversed(list(tx.state.turns.values())):
         if turn.client_id != client_id:
             continue
         if turn.is_ended:
             clear_claims(tx, turn.id)
             continue
-        if turn.on_disconnect == "cancel":
+        # A turn whose body never began has nothing to go on with.
+        if turn.on_disconnect == "cancel" or turn.started_at is None:
             cause = Cause(
                 CauseKind.PARENT_LOST,
                 origin=turn.id,
@@ -296,7 +316,7 @@ def stop_everything(tx: Transaction, reason: str) -> None:
     if not tx.state.stopping:
         tx.emit(CoordinatorStopping(node_id="", turn_id="", at=tx.now, reason=reason))
     roots = [n for n in tx.state.nodes.values() if n.is_turn or n.detached]
-    for node in roots:
+    for node in reversed(roots):
         if node.is_ended:
             continue
         cause = Cause(

@@ -130,11 +130,14 @@ class Coordinator:
         address: str | None = None,
         surface: str = "python",
         grace_s: float = 10.0,
+        limits: Limits | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Coordinator:
         """Return a coordinator to enter with `with`; see `remit.coordinator.Coordinator.open`."""
         return cls(
-            api.Coordinator.open(workspace, address=address, surface=surface, grace_s=grace_s, progress=progress)
+            api.Coordinator.open(
+                workspace, address=address, surface=surface, grace_s=grace_s, limits=limits, progress=progress
+            )
         )
 
     @property

@@ -5,15 +5,19 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from remit.coordinator.evolve import evolve
 from remit.coordinator.state import Node, Pool, ProcessState, WorkspaceState
 from remit.core.events import Event
 from remit.core.ids import IdFactory
+from remit.core.limits import Limits
 from remit.core.messages import CancelOrder, ClaimNotice
 
-__all__ = ["Effects", "Settings", "Timer", "Timers", "Transaction"]
+__all__ = ["WORKSPACE_LIMITS", "Effects", "Settings", "Timer", "Timers", "Transaction"]
+
+WORKSPACE_LIMITS = ("max_depth", "max_children", "max_shared", "max_dedicated", "max_result_bytes")
+"""Fields of `Limits` that a workspace has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,15 @@ class Settings:
     """Grace of a cancel with `kill`: time for the report of what was killed."""
     keep_ended_turns: int = 200
     """Ended turns kept in memory; older ones are read from the journal."""
+
+    def bounded(self, limits: Limits) -> Settings:
+        """Return these settings with what `limits` says of a workspace."""
+        given = {name: getattr(limits, name) for name in WORKSPACE_LIMITS}
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+    def limits(self) -> dict[str, int | None]:
+        """Return the bounds of the workspace by the names they have in `Limits`."""
+        return {name: getattr(self, name) for name in WORKSPACE_LIMITS}
 
     def capacity(self, pool: Pool) -> int:
         """Return the number of slots of a pool."""
@@ -118,7 +131,19 @@ class Transaction:
     of the truth.
     """
 
-    __slots__ = ("draining", "effects", "ended", "events", "ids", "now", "payloads", "settings", "state", "timers")
+    __slots__ = (
+        "draining",
+        "effects",
+        "ended",
+        "events",
+        "ids",
+        "last_attempts",
+        "now",
+        "payloads",
+        "settings",
+        "state",
+        "timers",
+    )
 
     def __init__(
         self,
@@ -141,6 +166,8 @@ class Transaction:
         self.effects = Effects()
         self.ended: deque[Node] = deque()
         self.draining = False
+        self.last_attempts = False
+        """Whether no run may have another attempt: nobody is there any more to begin it."""
 
     def emit(self, event: Event, payload: bytes | None = None) -> None:
         """Record an event and apply it."""

@@ -37,7 +37,7 @@ class TurnHolder(ClaimHolder):
             turn_id=request.turn_id,
             attempt=0,
             signal=CancelSignal(name=request.turn_id),
-            span=start_turn_span(request.turn_id, request.name, request.session_id),
+            span=start_turn_span(request.turn_id, name=request.name, session_id=request.session_id),
         )
         self._request = replace(request, trace=self._span.carrier)
         self._ended: EndedNotice | None = None

@@ -91,6 +91,7 @@ class TreeView:
     """A turn with everything below it, parents before children, in order of acceptance."""
 
     root: NodeView
+    """The turn or run that was asked for."""
     nodes: tuple[NodeView, ...]
     """All nodes, the root first."""
     now: float
@@ -178,7 +179,7 @@ def _waiting_for(state: WorkspaceState, node: Node) -> str:
         return ""
     if node.state is NodeState.DEPENDING:
         open_names = [n for n in node.after if n in state.nodes and not state.nodes[n].is_ended]
-        return "after " + _names(state, open_names)
+        return _names(state, open_names)
     if node.state is NodeState.QUEUED:
         if node.is_turn:
             return f"session {node.session_id}"
@@ -232,10 +233,10 @@ def turn_views(state: WorkspaceState) -> tuple[NodeView, ...]:
 def summarise_cancel(state: WorkspaceState, request_id: str) -> CancelSummary | None:
     """Return what a cancel has led to so far, or None if the request is not known."""
     cancel = state.cancels.get(request_id)
-    root = state.nodes.get(cancel.target) if cancel is not None else None
-    if cancel is None or root is None:
+    roots = [state.nodes[name] for name in cancel.targets if name in state.nodes] if cancel is not None else []
+    if cancel is None or not roots:
         return None
-    nodes = [n for n in _attached(state, root) if not n.is_turn]
+    nodes = [n for root in roots for n in _attached(state, root) if not n.is_turn]
     counts: dict[str, int] = {}
     for node in nodes:
         if node.outcome is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from remit.coordinator.state import Node, WorkspaceState
+from remit.coordinator.state import Node, NodeState, WorkspaceState
 
 __all__ = ["wait_cycle"]
 
@@ -34,7 +34,9 @@ def wait_cycle(state: WorkspaceState, waiter: Node, on: Iterable[str]) -> list[s
         node = state.nodes.get(name)
         if node is None or node.is_ended:
             continue
-        for following in (*node.waiting_on, *node.after, *(node.live_children or ())):
+        # A wait that is over, or that a cancel has broken, holds nobody.
+        waits = node.waiting_on if node.state is NodeState.WAITING else ()
+        for following in (*waits, *node.after, *(node.live_children or ())):
             if following == waiter.id:
                 came_from[following] = name
                 return _path(came_from, waiter.id)

@@ -162,6 +162,9 @@ class SwarmFileError(UsageError):
 
     code = "swarm_file_error"
 
+    problems: tuple[str, ...] = ()
+    """Every mistake that was found, one line each; the message holds the first."""
+
 
 class Refused(RemitError):
     """Policy said no; nothing was started."""

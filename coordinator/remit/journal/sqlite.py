@@ -78,6 +78,7 @@ class SqliteJournal:
         self._lock = lock
         self._failpoint = failpoint
         self._epoch, self._last_seq = begin_epoch(connection)
+        self._file = os.stat(path)
         lock.sign(epoch=self._epoch)
         self._records = self._batches = self._commits = self._refused = 0
         self._wake = threading.Condition(threading.Lock())
@@ -298,6 +299,20 @@ class SqliteJournal:
         self._reach("before_commit")
         self._connection.execute("COMMIT")
         self._reach("after_commit")
+        self._check_place()
+
+    def _check_place(self) -> None:
+        """Refuse to go on in a file that nobody can find again: SQLite itself does not notice.
+
+        Raises:
+            FileNotFoundError: the file is gone from its place, or another one is there.
+        """
+        try:
+            is_there = os.path.samestat(self._file, os.stat(self._path))
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            raise FileNotFoundError("the file was removed or replaced while it was in use")
 
     def _count(self, last_seq: int, *, batches: int) -> None:
         self._records += last_seq - self._last_seq

@@ -114,7 +114,7 @@ def _parent(carrier: str) -> Any:
     return TraceContextTextMapPropagator().extract({"traceparent": carrier})
 
 
-def start_turn_span(turn_id: str, name: str, session_id: str) -> NodeSpan:
+def start_turn_span(turn_id: str, *, name: str, session_id: str) -> NodeSpan:
     """Start the span of a turn, below whatever span the caller has open."""
     tracer = _tracer()
     if tracer is None:

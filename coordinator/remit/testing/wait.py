@@ -11,7 +11,7 @@ __all__ = ["await_until", "wait_until"]
 _PAUSE_S = 0.005
 
 
-def wait_until(predicate: Callable[[], object], timeout_s: float = 10.0, message: str = "") -> None:
+def wait_until(predicate: Callable[[], object], *, timeout_s: float = 10.0, message: str = "") -> None:
     """Return once the predicate is true.
 
     Args:
@@ -29,7 +29,7 @@ def wait_until(predicate: Callable[[], object], timeout_s: float = 10.0, message
         time.sleep(_PAUSE_S)
 
 
-async def await_until(predicate: Callable[[], object], timeout_s: float = 10.0, message: str = "") -> None:
+async def await_until(predicate: Callable[[], object], *, timeout_s: float = 10.0, message: str = "") -> None:
     """Return once the predicate is true, letting other tasks run; see `wait_until`.
 
     Raises:

@@ -123,8 +123,8 @@ class Ledger:
         return [changed[ticket] for ticket in sorted(changed) if not changed[ticket].waits]
 
     def _apply_granted(self, event: Granted) -> None:
+        self.settle()  # with the claims as they were when the table decided
         if event.request is None:
-            self.settle()
             entry = self._entry(event.ticket)
             self._changed.pop(entry.ticket, None)
             for other in entry.waits.values():

@@ -1,0 +1,3 @@
+"""The `remit` command."""
+
+__all__: list[str] = []

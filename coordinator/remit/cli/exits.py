@@ -1,0 +1,81 @@
+"""What the command says with its exit status: one table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from remit.core.errors import RemitError, TurnCancelled
+from remit.core.outcome import Outcome
+
+__all__ = ["CANCELLED", "FAILED", "TIMED_OUT", "USAGE", "of_error", "of_outcome", "reported"]
+
+FAILED = 1
+USAGE = 2
+TIMED_OUT = 124
+"""As timeout(1) of coreutils."""
+CANCELLED = 130
+"""As a shell reports an end by SIGINT."""
+
+_OUTCOMES = {
+    Outcome.SUCCEEDED: 0,
+    Outcome.FAILED: FAILED,
+    Outcome.LOST: FAILED,
+    Outcome.TIMED_OUT: TIMED_OUT,
+    Outcome.CANCELLED: CANCELLED,
+}
+
+# Everything that is not the caller's to mend ends with 1; these end with 2.
+_USAGE_CODES = {
+    "argument_not_picklable",
+    "argument_too_large",
+    "coordinator_unavailable",
+    "dependency_error",
+    "invalid_argument",
+    "not_found",
+    "swarm_file_error",
+    "unknown_agent",
+    "usage_error",
+}
+
+
+def of_outcome(outcome: Outcome | None) -> int:
+    """Return the exit status for how a turn or run ended; 1 if that is not known."""
+    return FAILED if outcome is None else _OUTCOMES[outcome]
+
+
+def of_error(error: BaseException) -> int:
+    """Return the exit status for an error."""
+    if isinstance(error, TurnCancelled):
+        return CANCELLED
+    if isinstance(error, RemitError) and error.code in _USAGE_CODES:
+        return USAGE
+    return FAILED
+
+
+@contextmanager
+def reported() -> Generator[None]:
+    """Say what went wrong in one sentence on stderr, and exit with the status for it.
+
+    `REMIT_DEBUG=1` shows the traceback instead.
+
+    Raises:
+        SystemExit: something of ours came out of the block.
+    """
+    try:
+        yield
+    except (RemitError, TurnCancelled) as error:
+        if os.environ.get("REMIT_DEBUG"):
+            raise
+        problems: tuple[str, ...] = getattr(error, "problems", ())
+        for line in problems or (str(error),):
+            sys.stderr.write(f"remit: {line}\n")
+        raise SystemExit(of_error(error)) from None
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+    except KeyboardInterrupt:
+        raise SystemExit(CANCELLED) from None

@@ -1,0 +1,109 @@
+"""Verbs that only look: they read the journal and start nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from remit.cli.exits import FAILED, of_outcome
+from remit.cli.lines import Line, node_line, summary, tree_lines
+from remit.cli.output import print_json, print_lines, program_output, result_value
+from remit.cli.records import Records, opened
+from remit.coordinator.state import Node
+from remit.coordinator.views import NodeView, node_view, tree_view
+from remit.core.outcome import Outcome
+
+__all__ = ["show_result", "show_tree", "show_turns"]
+
+_RECENT = 10
+
+
+def _gone_note(records: Records, nodes: list[NodeView]) -> list[Line]:
+    """Say that nobody is at work although something has not ended."""
+    if records.is_live or all(node.outcome is not None for node in nodes):
+        return []
+    return [Line("no coordinator is at work here: this is how things stood when it went away", "yellow")]
+
+
+def show_turns(workspace: Path, *, everything: bool, as_json: bool) -> None:
+    """List turns: live ones, and the latest that have ended."""
+    with opened(workspace) as records:
+        turns = list(records.state.turns.values())
+        ended = [turn for turn in turns if turn.is_ended]
+        hidden = 0 if everything else max(0, len(ended) - _RECENT)
+        skipped = {turn.id for turn in ended[:hidden]}
+        views = [node_view(records.state, turn) for turn in turns if turn.id not in skipped]
+        below: dict[str, list[Node]] = {}
+        for node in records.state.nodes.values():
+            if not node.is_turn:
+                below.setdefault(node.turn_id, []).append(node)
+        if as_json:
+            print_json(
+                {
+                    "workspace": records.workspace,
+                    "live": records.is_live,
+                    "turns": [{**view.to_dict(), "runs": len(below.get(view.id, []))} for view in views],
+                }
+            )
+            return
+        lines = _gone_note(records, views)
+        for view in views:
+            runs = [node_view(records.state, node) for node in below.get(view.id, [])]
+            line = node_line(view, records.now)
+            lines.append(Line(f"{line.text}  [{summary(runs)}]" if runs else line.text, line.style))
+        if hidden:
+            lines.append(Line(f"... {hidden} older ones; --all shows them"))
+        print_lines(lines or [Line(f"nothing has run in {records.workspace} yet")])
+
+
+def show_tree(workspace: Path, target: str | None, *, as_json: bool) -> None:
+    """Show a turn or run with everything below it."""
+    with opened(workspace) as records:
+        node = records.latest_turn() if target is None else records.find(target)
+        view = tree_view(records.state, node, records.now)
+        if as_json:
+            print_json({"workspace": records.workspace, "live": records.is_live, **view.to_dict()})
+            return
+        print_lines([*_gone_note(records, list(view.nodes)), *tree_lines(view)])
+
+
+def show_result(workspace: Path, target: str, *, as_json: bool) -> int:
+    """Print a run's result, or how it ended; return the exit status."""
+    with opened(workspace) as records:
+        node = records.find(target)
+        view = node_view(records.state, node)
+        value = result_value(records.payload(node.id))
+    if as_json:
+        print_json({**view.to_dict(), "value": value})
+    elif view.outcome is Outcome.SUCCEEDED:
+        _print_value(value)
+    else:
+        _print_ending(view, value)
+    return FAILED if view.outcome is None else of_outcome(view.outcome)
+
+
+def _print_value(value: object) -> None:
+    """Print a result as what it is: a program's output, a text, or data."""
+    program = program_output(value)
+    if program is not None:
+        sys.stdout.write(program["stdout"])
+        sys.stderr.write(program["stderr"])
+    elif isinstance(value, str):
+        sys.stdout.write(value if value.endswith("\n") else f"{value}\n")
+    elif value is not None:
+        print_json(value)
+
+
+def _print_ending(view: NodeView, partial: object) -> None:
+    state = view.outcome.value if view.outcome is not None else f"not ended: {view.state}"
+    lines = [f"{view.id} {state}"]
+    if view.cause is not None:
+        lines.append(f"cause: {view.cause.describe()} (origin {view.cause.origin})")
+    if view.error:
+        lines.append(f"error: {view.error_type}: {view.error}" if view.error_type else f"error: {view.error}")
+    if view.unconfirmed:
+        lines.append("it is not confirmed that its body is gone")
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    if partial is not None:
+        sys.stderr.write("partial result, incomplete:\n")
+        _print_value(partial)

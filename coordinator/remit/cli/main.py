@@ -1,0 +1,273 @@
+"""The `remit` command. Each verb imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from remit.cli.exits import reported
+
+if TYPE_CHECKING:
+    from remit.cli.running import Finished
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="remit",
+    help="Delegate work to swarms of agents on Ray, and make stop mean stop.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Workspace = Annotated[
+    Path, typer.Option("--workspace", "-w", help="Folder that the work is about; its journal is in .remit/ below it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Address = Annotated[
+    str | None, typer.Option("--address", help="Ray cluster as host:port; else RAY_ADDRESS, else the local node.")
+]
+HERE = Path()
+
+
+@app.command()
+def run(
+    target: Annotated[str, typer.Argument(help="A swarm file (.yaml), or module:function.")],
+    pairs: Annotated[list[str] | None, typer.Argument(help="Arguments for module:function as key=value.")] = None,
+    arguments: Annotated[str, typer.Option("--args", help="Arguments for module:function as a JSON mapping.")] = "",
+    workspace: Workspace = HERE,
+    name: Annotated[str, typer.Option("--name", help="Name of the turn.")] = "",
+    session: Annotated[str | None, typer.Option("--session", help="Conversation that the turn belongs to.")] = None,
+    busy: Annotated[
+        str, typer.Option("--busy", help="If the session is busy: reject, queue, or interrupt what runs.")
+    ] = "reject",
+    deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds for the whole turn.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Hand the turn over and return at once.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live tree.")] = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a swarm file, or one agent, and show its tree until it has ended.
+
+    Ctrl-C stops everything and keeps showing the tree until it is quiet; a second
+    one kills what is left. Exit status: 0 succeeded, 1 failed, 124 timed out,
+    130 cancelled, 2 usage.
+    """
+    import asyncio
+
+    with reported():
+        status = asyncio.run(
+            _run(
+                target,
+                pairs=pairs or [],
+                arguments=arguments,
+                workspace=workspace,
+                name=name,
+                session=session,
+                busy=busy,
+                deadline_s=deadline_s,
+                detach=detach,
+                plain=plain,
+                address=address,
+                as_json=as_json,
+            )
+        )
+    raise typer.Exit(status)
+
+
+async def _run(
+    target: str,
+    *,
+    pairs: list[str],
+    arguments: str,
+    workspace: Path,
+    name: str,
+    session: str | None,
+    busy: str,
+    deadline_s: float | None,
+    detach: bool,
+    plain: bool,
+    address: str | None,
+    as_json: bool,
+) -> int:
+    from remit.cli.display import choose_display
+    from remit.cli.job import load_job
+    from remit.cli.running import run_turn
+    from remit.coordinator.api import Coordinator, resolve_workspace
+
+    root = resolve_workspace(workspace)
+    job = load_job(target, workspace=root, arguments=arguments, pairs=pairs, name=name)
+    coordinator = Coordinator.open(root, address=address, surface="cli", progress=_progress)
+    async with coordinator:
+        request = coordinator.turn_request(
+            job.name,
+            session=session,
+            user="",
+            deadline_s=deadline_s if deadline_s is not None else job.deadline_s,
+            grace_s=5.0,
+            on_disconnect="continue" if detach else "cancel",
+            busy=busy,
+            limits=job.limits,
+        )
+        display = choose_display(plain=plain, as_json=as_json)
+        try:
+            for note in job.notes:
+                display.say(note)
+            finished = await run_turn(coordinator, job, request, display, detach=detach)
+        finally:
+            display.close()
+    return _report(finished, shows_result=job.shows_result, as_json=as_json)
+
+
+def _progress(line: str) -> None:
+    typer.echo(f"remit: {line}", err=True)
+
+
+def _report(finished: Finished, *, shows_result: bool, as_json: bool) -> int:
+    """Print what became of a turn; return the exit status."""
+    from remit.cli.exits import of_outcome
+    from remit.cli.output import print_json, print_lines
+    from remit.cli.report import finished_dict, finished_lines
+
+    if as_json:
+        print_json(finished_dict(finished, shows_result=shows_result))
+    else:
+        print_lines(finished_lines(finished, shows_result=shows_result))
+    return 0 if finished.outcome is None else of_outcome(finished.outcome)
+
+
+@app.command()
+def ps(
+    workspace: Workspace = HERE,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Ended turns too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the turns of a workspace: those at work, and the latest ones that have ended."""
+    from remit.cli.looking import show_turns
+
+    with reported():
+        show_turns(workspace, everything=everything, as_json=as_json)
+
+
+@app.command()
+def tree(
+    target: Annotated[str | None, typer.Argument(help="Turn or run; the latest turn by default.")] = None,
+    workspace: Workspace = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Show a turn with everything below it: states, what each run waits for, how long."""
+    from remit.cli.looking import show_tree
+
+    with reported():
+        show_tree(workspace, target, as_json=as_json)
+
+
+@app.command()
+def cancel(
+    target: Annotated[str, typer.Argument(help="Turn, run (a unique part of the id will do) or session.")],
+    workspace: Workspace = HERE,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for people.")] = "",
+    kill: Annotated[bool, typer.Option("--kill", help="Skip the grace.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would stop.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing below runs any more.")] = True,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Longest wait, in seconds.")] = 30.0,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a turn or run with everything below it, and print the receipt."""
+    import asyncio
+
+    from remit.cli.stopping import cancel_target
+
+    with reported():
+        status = asyncio.run(
+            cancel_target(
+                workspace,
+                target,
+                reason=reason,
+                kill=kill,
+                dry_run=dry_run,
+                wait_s=timeout_s if wait else 0.0,
+                address=address,
+                as_json=as_json,
+            )
+        )
+    raise typer.Exit(status)
+
+
+@app.command()
+def result(
+    target: Annotated[str, typer.Argument(metavar="RUN", help="Run, or a unique part of its id.")],
+    workspace: Workspace = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a run returned, or how it ended. The exit status says the outcome."""
+    from remit.cli.looking import show_result
+
+    with reported():
+        status = show_result(workspace, target, as_json=as_json)
+    raise typer.Exit(status)
+
+
+@app.command()
+def logs(
+    target: Annotated[str, typer.Argument(metavar="RUN", help="Run, or a turn for all its runs.")],
+    workspace: Workspace = HERE,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only what programs wrote to standard error.")] = False,
+) -> None:
+    """Print what a run has printed and what its programs have written."""
+    from remit.cli.logs import follow_logs, print_logs
+
+    with reported():
+        if follow:
+            follow_logs(workspace, target, stderr=stderr)
+        elif not print_logs(workspace, target, stderr=stderr):
+            typer.echo("remit: nothing was written", err=True)
+
+
+@app.command()
+def up() -> None:
+    """Start the local Ray node, or say that it is up."""
+    from remit.cli.node import start_node
+
+    with reported():
+        start_node()
+
+
+@app.command()
+def down() -> None:
+    """Stop the local Ray node with everything on it."""
+    from remit.cli.node import stop_node
+
+    with reported():
+        stop_node()
+
+
+@app.command()
+def doctor(workspace: Workspace = HERE, as_json: AsJson = False) -> None:
+    """Examine the local node and this workspace; exit with 1 if something is wrong."""
+    from remit.cli.node import examine
+
+    with reported():
+        status = examine(workspace, as_json=as_json)
+    raise typer.Exit(status)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of swarm files, for editors."""
+    from remit.cli.output import print_json
+    from remit.cli.swarm import json_schema
+
+    with reported():
+        print_json(json_schema())
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,73 @@
+import asyncio
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from remit.agents import RunContext, RunOptions, agent
+from remit.agents.client import ClientSession
+from remit.core.errors import CoordinatorUnavailable, RemitError
+from remit.core.messages import Notice
+from remit.testing.inprocess import open_inprocess
+
+
+@agent
+async def seven(ctx: RunContext) -> int:
+    return 7
+
+
+@agent
+async def add_one(ctx: RunContext) -> int:
+    value: int = await ctx.after["seven"].result()
+    return value + 1
+
+
+def test_several_runs_of_one_host_read_the_result_of_the_run_they_come_after(tmp_path: Path) -> None:
+    results: list[int] = []
+
+    async def main() -> None:
+        with open_inprocess(tmp_path) as system:
+            async with system.coordinator() as coordinator, coordinator.turn("t") as turn:
+                options = [RunOptions(name="seven"), *[RunOptions(after=("seven",)) for _ in range(8)]]
+                request, runs = turn.prepare([seven, *[add_one] * 8], [{}] * 9, options)
+                await turn.send(request, runs)
+                async with asyncio.timeout(20):
+                    results.extend(await turn.gather(*runs))
+
+    asyncio.run(main())
+    assert results == [7] + [8] * 8
+
+
+class Watching:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.lost: list[RemitError] = []
+
+    def notice(self, notice: Notice) -> None:
+        raise AssertionError(notice)
+
+    def lost_contact(self, error: RemitError) -> None:
+        self.lost.append(error)
+
+
+class NobodyThere:
+    """A link on which every request fails."""
+
+    def submit(self, method: str, blob: bytes) -> Future[bytes]:
+        failed: Future[bytes] = Future()
+        failed.set_exception(CoordinatorUnavailable("nobody answers"))
+        return failed
+
+    def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
+        raise CoordinatorUnavailable("nobody answers")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_all_that_watch_a_node_hear_that_it_is_out_of_reach(count: int) -> None:
+    session = ClientSession(NobodyThere())
+    watching = [Watching() for _ in range(count)]
+    for one in watching[:-1]:
+        session.track("run_1", one)
+    session.watch("run_1", watching[-1])
+    assert [len(one.lost) for one in watching] == [1] * count
