@@ -18,29 +18,23 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
 from remit.agents.client import ClientSession
 from remit.agents.delegation import Delegator
+from remit.agents.wishes import workspace_of
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import InvalidArgument, RemitError
 from remit.core.messages import AskClaim, ClaimAnswer, ClaimCheck, ClaimNotice, GiveUpClaim, Notice
 from remit.core.scope import shielded
-from remit.locks import Area, AreaKind, Claim, InvalidClaim, Workspace, write
+from remit.locks import Area, AreaKind, Claim, InvalidClaim, write
 
-__all__ = ["ClaimHolder", "Lease", "workspace_of"]
+__all__ = ["ClaimHolder", "Lease"]
 
 _RELEASE_S = 5.0
 _MOVED_TRIES = 3
 _WRITE_MODES = ("w", "wb", "x", "xb")
-
-
-@lru_cache(maxsize=16)
-def workspace_of(root: str) -> Workspace:
-    """Return the workspace of a folder; looked at once, since its volume does not change."""
-    return Workspace(root)
 
 
 class Lease:

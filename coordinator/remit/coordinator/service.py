@@ -411,14 +411,14 @@ class CoordinatorService:
         node = self._decider.state.nodes.get(node_id)
         if node is None:
             raise NotFound(f"no turn or run {node_id!r} in this workspace")
-        return node_view(self._decider.state, node, self._clock.now())
+        return node_view(self._decider.state, node)
 
     async def _turns(self, _: None) -> tuple[NodeView, ...]:
         return turn_views(self._decider.state)
 
     async def _runs(self, _: None) -> tuple[NodeView, ...]:
-        state, now = self._decider.state, self._clock.now()
-        return tuple(node_view(state, node, now) for node in state.nodes.values() if not node.is_turn)
+        state = self._decider.state
+        return tuple(node_view(state, node) for node in state.nodes.values() if not node.is_turn)
 
     async def _statistics(self, _: None) -> dict[str, Any]:
         state = self._decider.state

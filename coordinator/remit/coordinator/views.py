@@ -111,10 +111,10 @@ class TreeView:
         return {"now": self.now, "nodes": [node.to_dict() for node in self.nodes]}
 
 
-def node_view(state: WorkspaceState, node: Node, now: float | None = None) -> NodeView:
-    """Return the view of one node; the age of what it waits for is told if `now` is given."""
+def node_view(state: WorkspaceState, node: Node) -> NodeView:
+    """Return the view of one node."""
     claim = _open_claim(state, node)
-    waiting_for = _claim_text(claim, now) if claim is not None else _waiting_for(state, node)
+    waiting_for = _claim_text(claim) if claim is not None else _waiting_for(state, node)
     return NodeView(
         id=node.id,
         kind="turn" if node.is_turn else "run",
@@ -154,11 +154,10 @@ def _open_claim(state: WorkspaceState, node: Node) -> ClaimView | None:
     return waiting[0] if waiting else None
 
 
-def _claim_text(claim: ClaimView, now: float | None) -> str:
-    """Say what is waited for: `write src/a.py (held by run_x, 12 s)`."""
+def _claim_text(claim: ClaimView) -> str:
+    """Say what is waited for: `write src/a.py (held by run_x)`."""
     holders = f"held by {', '.join(claim.held_by)}" if claim.held_by else f"behind {', '.join(claim.behind)}"
-    age = "" if now is None else f", {max(0.0, now - claim.since):.0f} s"
-    return f"{' and '.join(claim.wants)} ({holders}{age})"
+    return f"{' and '.join(claim.wants)} ({holders})"
 
 
 def _since(node: Node) -> float:
@@ -221,7 +220,7 @@ def tree_view(state: WorkspaceState, node: Node, now: float) -> TreeView:
         current = stack.pop()
         ordered.append(current)
         stack.extend(reversed(below.get(current.id, ())))
-    views = tuple(node_view(state, other, now) for other in ordered)
+    views = tuple(node_view(state, other) for other in ordered)
     return TreeView(views[0], views, now)
 
 

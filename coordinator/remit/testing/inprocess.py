@@ -8,6 +8,7 @@ stops answering and its reports are dropped, as if its process were gone.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import socket
 import threading
@@ -77,7 +78,9 @@ class InProcessLink:
             failed: Future[bytes] = Future()
             failed.set_exception(CoordinatorUnavailable("the link is cut"))
             return failed
-        return asyncio.run_coroutine_threadsafe(self._system.service_call(method, blob), self._system.loop)
+        call = self._system.service_call(method, blob)
+        # As over a wire: what the caller has in its context variables stays with the caller.
+        return contextvars.Context().run(asyncio.run_coroutine_threadsafe, call, self._system.loop)
 
     def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
         """Send a request and wait for its answer in this thread."""
