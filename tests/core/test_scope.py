@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import threading
 import weakref
@@ -412,5 +413,186 @@ def test_ended_scopes_and_tasks_are_freed_without_the_cycle_collector() -> None:
         await asyncio.sleep(0.02)
         gc.collect()
         assert freed() is None
+
+    _run(body)
+
+
+def test_a_body_that_only_lets_others_run_is_struck_again() -> None:
+    async def body() -> None:
+        signal = CancelSignal()
+        rounds = 0
+
+        async def work() -> None:
+            nonlocal rounds
+            with TaskScope(signal):
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    while rounds < 100_000:
+                        await asyncio.sleep(0)
+                        rounds += 1
+
+        task = await _started(work())
+        signal.set(CAUSE)
+        with pytest.raises(TurnCancelled):
+            await task
+        assert rounds < 10
+
+    _run(body)
+
+
+def test_a_foreign_cancel_from_before_enter_wins_over_ours() -> None:
+    async def body() -> None:
+        signal = CancelSignal()
+        signal.set(CAUSE)
+
+        async def work() -> None:
+            current = asyncio.current_task()
+            assert current is not None
+            current.cancel()
+            with TaskScope(signal):
+                await asyncio.sleep(60)
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(work())
+
+    _run(body)
+
+
+def test_a_foreign_cancel_that_was_over_before_enter_does_not_hide_ours() -> None:
+    async def body() -> None:
+        signal = CancelSignal()
+
+        async def work() -> None:
+            current = asyncio.current_task()
+            assert current is not None
+            current.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            signal.set(CAUSE)
+            with TaskScope(signal):
+                await asyncio.sleep(60)
+
+        with pytest.raises(TurnCancelled):
+            await asyncio.create_task(work())
+
+    _run(body)
+
+
+def test_what_the_same_signal_stopped_first_is_ours_too() -> None:
+    async def body() -> None:
+        signal = CancelSignal()
+
+        async def work() -> None:
+            inner = asyncio.ensure_future(asyncio.sleep(60))
+            await asyncio.sleep(0)
+            # The inner task ends and sets the signal in the same round of the loop, ahead of delivery.
+            inner.add_done_callback(lambda _: signal.set(CAUSE))
+            with TaskScope(signal):
+                inner.cancel()
+                await inner
+
+        with pytest.raises(TurnCancelled):
+            await asyncio.create_task(work())
+
+    _run(body)
+
+
+@pytest.mark.requirement("B27")
+def test_a_shield_in_an_inner_scope_holds_back_the_outer_one() -> None:
+    async def body() -> None:
+        outer = CancelSignal()
+        steps: list[str] = []
+        with pytest.raises(TurnCancelled):
+            with TaskScope(outer):
+                with TaskScope(outer.child()):
+                    async with shielded(10):
+                        outer.set(CAUSE)
+                        await asyncio.sleep(0.02)
+                        steps.append("cleaned")
+                    await asyncio.sleep(60)
+        assert steps == ["cleaned"]
+
+    _run(body)
+
+
+def test_clean_up_of_tasks_that_the_body_awaits_can_be_shielded() -> None:
+    async def body() -> None:
+        signal = CancelSignal()
+        steps: list[float] = []
+
+        async def tool(pause_s: float) -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                async with shielded(10):
+                    await asyncio.sleep(pause_s)
+                    steps.append(pause_s)
+
+        async def work() -> None:
+            with TaskScope(signal):
+                # They leave their shields in the order in which they took them.
+                await asyncio.gather(tool(0.01), tool(0.03))
+
+        task = await _started(work())
+        await asyncio.sleep(0)
+        signal.set(CAUSE)
+        with pytest.raises(TurnCancelled):
+            await task
+        # `gather` waits for none of its members once it is cancelled itself.
+        await asyncio.sleep(0.05)
+        assert steps == [0.01, 0.03]
+
+    _run(body)
+
+
+def test_a_scope_may_be_left_in_another_context() -> None:
+    async def body() -> None:
+        scope = TaskScope(CancelSignal())
+        scope.enter()
+        contextvars.Context().run(scope.exit, None)
+
+    _run(body)
+
+
+def test_one_that_cannot_be_cancelled_keeps_no_other_from_being_struck_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Sulking(asyncio.Future[None]):
+        sulks = False
+
+        def cancel(self, msg: object = None) -> bool:
+            if self.sulks:
+                raise RuntimeError("not me")
+            return super().cancel(msg)
+
+    async def body() -> None:
+        signal = CancelSignal()
+        sulking = Sulking()
+
+        async def sulk() -> None:
+            with TaskScope(signal):
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    sulking.sulks = True
+                    await sulking
+
+        async def swallow() -> None:
+            with TaskScope(signal):
+                for _ in range(5):
+                    try:
+                        await asyncio.sleep(60)
+                    except asyncio.CancelledError:
+                        continue
+
+        first, second = await _started(sulk()), await _started(swallow())
+        signal.set(CAUSE)
+        with pytest.raises(TurnCancelled):
+            await second
+        sulking.sulks = False
+        with pytest.raises(TurnCancelled):
+            await first
+        assert "not me" in caplog.text
 
     _run(body)

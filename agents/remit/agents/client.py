@@ -5,8 +5,9 @@
 1. The poll runs in a thread of its own, so user code that blocks its event loop
    loses neither its lease nor a notice.
 2. A run or turn that is tracked hears of its end exactly once.
-3. When contact is lost for longer than `give_up_s`, everything tracked is told
-   so; nobody waits for ever.
+3. When contact is lost for longer than `give_up_s`, or the session is closed,
+   everything tracked is told so; nobody waits for ever.
+4. One tracked object that fails does not end the poll of the others.
 """
 
 from __future__ import annotations
@@ -124,11 +125,32 @@ class ClientSession:
                 f"the running coordinator speaks protocol {self.opened.protocol} and this program "
                 f"{PROTOCOL}: stop it (remit down) so that the installed version starts"
             )
+        self._start_listening()
+
+    def open_soon(self) -> None:
+        """Say hello without waiting for the answer: what is sent next arrives behind it.
+
+        If the hello does not arrive, the poll finds that out and says it again.
+        """
+
+        def answered(done: Future[bytes]) -> None:
+            try:
+                self.opened = answer(done.result())
+            except Exception as error:  # any way a transport can fail
+                logger.debug("hello did not arrive: %s", error)
+
+        self.link.submit("open_client", dumps(self._open_request)).add_done_callback(answered)
+        self._start_listening()
+
+    def _start_listening(self) -> None:
         self._thread = threading.Thread(target=self._listen, name=f"remit-poll-{self.client_id[-6:]}", daemon=True)
         self._thread.start()
 
     def close(self, *, say_goodbye: bool = True) -> None:
-        """Stop listening; turns still held here are cancelled by the coordinator. Idempotent."""
+        """Stop listening; turns still held here are cancelled by the coordinator. Idempotent.
+
+        Whoever still waits for something is told that nothing more will be heard.
+        """
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -140,6 +162,8 @@ class ClientSession:
                 logger.debug("goodbye did not arrive: %s", error)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=self.opened.poll_s + 5.0)
+        if self._failed is None:
+            self._fail(CoordinatorUnavailable("this connection to the coordinator was closed"))
 
     @property
     def closed(self) -> bool:
@@ -192,8 +216,15 @@ class ClientSession:
                 self._hand_out(answer(done.result()))
             except RemitError as error:
                 self._lose(node_id, error)
+            except Exception as error:  # any other way a transport can fail: nobody may wait for ever
+                self._lose(node_id, CoordinatorUnavailable(f"{node_id} cannot be watched: {error!r}"))
 
         future.add_done_callback(answered)
+
+    def tracked(self) -> list[Tracked]:
+        """Return what waits for notices."""
+        with self._lock:
+            return list(self._tracked.values())
 
     def untrack(self, node_id: str) -> None:
         """Stop handing notices about a node on."""
@@ -203,13 +234,17 @@ class ClientSession:
     def _listen(self) -> None:
         """Poll until closed; open again when the coordinator has forgotten us."""
         ack = 0
+        forgotten = False
         last_contact = time.monotonic()
         while not self._stopping.is_set():
             try:
+                if forgotten:
+                    # Until it has worked to its end: half of it would leave somebody waiting for ever.
+                    self._open_again()
+                    forgotten = False
                 reply = self._poll(ack)
                 if reply.seq < 0:
-                    ack = 0
-                    self._open_again()
+                    ack, forgotten = 0, True
                     continue
                 last_contact = time.monotonic()
                 ack = reply.seq
@@ -248,21 +283,35 @@ class ClientSession:
                 if isinstance(notice, EndedNotice):
                     self._tracked.pop(notice.node_id, None)
         for tracked, notice in found:
-            if tracked is not None:
+            if tracked is None:
+                continue
+            try:
                 tracked.notice(notice)
+            except Exception:
+                # Its event loop may be closed; all others must still be told.
+                logger.exception("a notice about %s could not be handed over", notice.node_id)
 
     def _give_up(self, error: RemitError) -> None:
-        self._failed = CoordinatorUnavailable(f"the coordinator has not answered for {self._give_up_s:.0f} s: {error}")
+        self._fail(CoordinatorUnavailable(f"the coordinator has not answered for {self._give_up_s:.0f} s: {error}"))
+
+    def _fail(self, error: RemitError) -> None:
+        """Tell everything tracked that nothing more will be heard, and refuse new requests."""
+        self._failed = error
         with self._lock:
             names = list(self._tracked)
         for name in names:
-            self._lose(name, self._failed)
+            self._lose(name, error)
 
     def _lose(self, name: str, error: RemitError) -> None:
         with self._lock:
             tracked = self._tracked.pop(name, None)
-        if tracked is not None:
+        if tracked is None:
+            return
+        try:
             tracked.lost_contact(error)
+        except Exception:
+            # As for notices: one that fails must not keep the others from being told.
+            logger.exception("the loss of %s could not be handed over", name)
 
 
 def answer(blob: bytes) -> Any:

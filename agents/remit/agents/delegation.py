@@ -77,6 +77,17 @@ class Delegator(ABC):
             self._session = self._connect()
         return self._session
 
+    @property
+    def requester(self) -> str:
+        """Id of the run that asks for a cancel; the empty text for a turn."""
+        return self._node_id if self._attempt else ""
+
+    def live_runs(self) -> tuple[Run, ...]:
+        """Return the runs that were delegated here and whose end is not known yet."""
+        if self._session is None:
+            return ()
+        return tuple(run for run in self._session.tracked() if isinstance(run, Run) and run.belongs_to(self))
+
     @abstractmethod
     def _connect(self) -> ClientSession:
         """Return a connection, made when it is first needed."""
@@ -355,6 +366,8 @@ class Delegator(ABC):
             finally:
                 if not work.done():
                     work.cancel()
+                # Its error is nobody's business if the signal came first.
+                work.add_done_callback(_take_note)
         self._signal.raise_if_set()
         if refusal is not None and refusal.done():
             refusal.result()
@@ -381,7 +394,9 @@ class Delegator(ABC):
             A receipt: the cancel is durable and everything live has been told. The
             next wait of this turn or run raises `TurnCancelled`.
         """
-        receipt = await request_cancel(self.session, self._node_id, reason=reason, kill=kill, actor=self._node_id)
+        receipt = await request_cancel(
+            self.session, self._node_id, reason=reason, kill=kill, actor=self._node_id, requester=self.requester
+        )
         if receipt.accepted and receipt.cause is not None:
             self._signal.set(receipt.cause)
         return receipt
@@ -416,6 +431,11 @@ class _Waker:
         self._posted = False
         if not self._over.done() and self._enough():
             self._over.set_result(None)
+
+
+def _take_note(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 async def _bounded(over: asyncio.Future[None], timeout_s: float | None) -> bool:

@@ -315,11 +315,14 @@ class AgentHost:
     # -- for bodies ----------------------------------------------------------------
 
     def _connect(self) -> ClientSession:
-        """Return this host's connection for delegating, opened on first use."""
+        """Return this host's connection for delegating, opened on first use.
+
+        It does not wait for the answer: this is called in the loop of all bodies.
+        """
         with self._session_lock:
             if self._session is None:
                 session = ClientSession(self._link, surface="host", host_id=self.host_id)
-                session.open()
+                session.open_soon()
                 self._session = session
             return self._session
 
@@ -333,6 +336,7 @@ class AgentHost:
 
     def close(self) -> None:
         """Cancel what runs and stop listening; bounded."""
+        self._outbox.close()
         for task in list(self._tasks.values()):
             task.cancel()
         if self._session is not None:

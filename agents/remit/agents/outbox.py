@@ -46,6 +46,7 @@ class Outbox:
         self._sending: ReportBatch | None = None
         self._seq = 0
         self._failures = 0
+        self._closed = False
         self._idle = threading.Event()
         self._idle.set()
 
@@ -62,6 +63,10 @@ class Outbox:
     def wait_empty(self, timeout_s: float) -> bool:
         """Wait until everything put so far was acknowledged; for use before an exit."""
         return self._idle.wait(timeout_s)
+
+    def close(self) -> None:
+        """Send nothing again from here on: nobody listens any more."""
+        self._closed = True
 
     def _next_batch(self) -> ReportBatch:
         self._seq += 1
@@ -97,6 +102,8 @@ class Outbox:
         logger.debug("report batch not acknowledged (%d): %s", self._failures, error)
         if self._on_unreachable is not None:
             self._on_unreachable(self._failures)
+        if self._closed:
+            return
         timer = threading.Timer(_RETRY_S, self._again)
         timer.daemon = True
         timer.start()

@@ -70,6 +70,11 @@ class Owner(Protocol):
         """The connection that the handles came through."""
         ...
 
+    @property
+    def requester(self) -> str:
+        """Id of the run that would ask for a cancel; the empty text for a turn."""
+        ...
+
     async def wait_runs(self, runs: Iterable[Run], *, enough: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait for ends of runs, watching one's own signal."""
         ...
@@ -132,6 +137,10 @@ class Run:
     def is_settled(self) -> bool:
         """Tell whether a wait on this handle would return at once."""
         return self._ended is not None or self._error is not None
+
+    def belongs_to(self, owner: Owner) -> bool:
+        """Tell whether this handle was made for a turn or run context."""
+        return self._owner is owner
 
     # -- waiting -------------------------------------------------------------------
 
@@ -233,7 +242,15 @@ class Run:
         Returns:
             A receipt: the cancel is durable and everything live has been told.
         """
-        return await request_cancel(self._owner.session, self.id, reason=reason, kill=kill, kind=kind)
+        return await request_cancel(
+            self._owner.session,
+            self.id,
+            reason=reason,
+            kill=kill,
+            kind=kind,
+            requester=self._owner.requester,
+            actor=self._owner.requester,
+        )
 
     # -- for the session -----------------------------------------------------------
 
@@ -365,6 +382,7 @@ async def request_cancel(
     grace_s: float | None = None,
     dry_run: bool = False,
     surface: str = "",
+    requester: str = "",
 ) -> CancelReceipt:
     """Ask the coordinator to stop something and return its receipt."""
     request = CancelRequest(
@@ -375,6 +393,7 @@ async def request_cancel(
         actor=actor,
         surface=surface or session.surface,
         user=user,
+        requester=requester,
         kill=kill,
         grace_s=grace_s,
         dry_run=dry_run,

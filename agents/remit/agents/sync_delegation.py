@@ -155,6 +155,10 @@ class SyncDelegator:
         """Poll it with `is_set` or `raise_if_set()`; a plain body is not interrupted."""
         return self._delegator.signal
 
+    def live_runs(self) -> tuple[SyncRun, ...]:
+        """Return the runs that were delegated here and whose end is not known yet."""
+        return tuple(SyncRun(run, self._loop) for run in self._delegator.live_runs())
+
     def delegate(self, agent: Any, /, *, options: RunOptions | None = None, **arguments: Any) -> SyncRun:
         """Delegate one run; see `Delegator.delegate`."""
         run = run_in_loop(self._loop, self._delegator.delegate(agent, options=_plain(options), **arguments))

@@ -1,3 +1,1 @@
 """The `remit` command."""
-
-__all__: list[str] = []

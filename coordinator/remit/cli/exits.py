@@ -70,7 +70,7 @@ def reported() -> Generator[None]:
         if os.environ.get("REMIT_DEBUG"):
             raise
         problems: tuple[str, ...] = getattr(error, "problems", ())
-        for line in problems or (str(error),):
+        for line in problems or (f"{error} ({error.code})",):
             sys.stderr.write(f"remit: {line}\n")
         raise SystemExit(of_error(error)) from None
     except BrokenPipeError:
@@ -79,3 +79,8 @@ def reported() -> Generator[None]:
         raise SystemExit(0) from None
     except KeyboardInterrupt:
         raise SystemExit(CANCELLED) from None
+    except Exception as error:  # the outermost edge: people get a sentence, whatever broke
+        if os.environ.get("REMIT_DEBUG"):
+            raise
+        sys.stderr.write(f"remit: {type(error).__name__}: {error} (REMIT_DEBUG=1 shows where)\n")
+        raise SystemExit(FAILED) from None

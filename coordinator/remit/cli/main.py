@@ -10,6 +10,7 @@ import typer
 from remit.cli.exits import reported
 
 if TYPE_CHECKING:
+    from remit.cli.connect import Opener
     from remit.cli.running import Finished
 
 __all__ = ["app", "main"]
@@ -36,6 +37,7 @@ HERE = Path()
 
 @app.command()
 def run(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(help="A swarm file (.yaml), or module:function.")],
     pairs: Annotated[list[str] | None, typer.Argument(help="Arguments for module:function as key=value.")] = None,
     arguments: Annotated[str, typer.Option("--args", help="Arguments for module:function as a JSON mapping.")] = "",
@@ -57,29 +59,29 @@ def run(
     one kills what is left. Exit status: 0 succeeded, 1 failed, 124 timed out,
     130 cancelled, 2 usage.
     """
-    import asyncio
+    from remit.cli.connect import opener
 
     with reported():
-        status = asyncio.run(
-            _run(
-                target,
-                pairs=pairs or [],
-                arguments=arguments,
-                workspace=workspace,
-                name=name,
-                session=session,
-                busy=busy,
-                deadline_s=deadline_s,
-                detach=detach,
-                plain=plain,
-                address=address,
-                as_json=as_json,
-            )
+        status = _run(
+            opener(context),
+            target,
+            pairs=pairs or [],
+            arguments=arguments,
+            workspace=workspace,
+            name=name,
+            session=session,
+            busy=busy,
+            deadline_s=deadline_s,
+            detach=detach,
+            plain=plain,
+            address=address,
+            as_json=as_json,
         )
     raise typer.Exit(status)
 
 
-async def _run(
+def _run(
+    open_coordinator: Opener,
     target: str,
     *,
     pairs: list[str],
@@ -94,15 +96,18 @@ async def _run(
     address: str | None,
     as_json: bool,
 ) -> int:
+    import asyncio
+
+    from remit.cli.connect import connected
     from remit.cli.display import choose_display
     from remit.cli.job import load_job
     from remit.cli.running import run_turn
-    from remit.coordinator.api import Coordinator, resolve_workspace
+    from remit.coordinator.api import resolve_workspace
 
     root = resolve_workspace(workspace)
     job = load_job(target, workspace=root, arguments=arguments, pairs=pairs, name=name)
-    coordinator = Coordinator.open(root, address=address, surface="cli", progress=_progress)
-    async with coordinator:
+    coordinator = open_coordinator(root, address=address, start=True)
+    with connected(coordinator):
         request = coordinator.turn_request(
             job.name,
             session=session,
@@ -117,14 +122,10 @@ async def _run(
         try:
             for note in job.notes:
                 display.say(note)
-            finished = await run_turn(coordinator, job, request, display, detach=detach)
+            finished = asyncio.run(run_turn(coordinator, job, request, display, detach=detach))
         finally:
             display.close()
     return _report(finished, shows_result=job.shows_result, as_json=as_json)
-
-
-def _progress(line: str) -> None:
-    typer.echo(f"remit: {line}", err=True)
 
 
 def _report(finished: Finished, *, shows_result: bool, as_json: bool) -> int:
@@ -177,6 +178,7 @@ def locks(workspace: Workspace = HERE, as_json: AsJson = False) -> None:
 
 @app.command()
 def cancel(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(help="Turn, run (a unique part of the id will do) or session.")],
     workspace: Workspace = HERE,
     reason: Annotated[str, typer.Option("--reason", help="Why, for people.")] = "",
@@ -188,22 +190,20 @@ def cancel(
     as_json: AsJson = False,
 ) -> None:
     """Stop a turn or run with everything below it, and print the receipt."""
-    import asyncio
-
+    from remit.cli.connect import opener
     from remit.cli.stopping import cancel_target
 
     with reported():
-        status = asyncio.run(
-            cancel_target(
-                workspace,
-                target,
-                reason=reason,
-                kill=kill,
-                dry_run=dry_run,
-                wait_s=timeout_s if wait else 0.0,
-                address=address,
-                as_json=as_json,
-            )
+        status = cancel_target(
+            opener(context),
+            workspace,
+            target,
+            reason=reason,
+            kill=kill,
+            dry_run=dry_run,
+            wait_s=timeout_s if wait else 0.0,
+            address=address,
+            as_json=as_json,
         )
     raise typer.Exit(status)
 
@@ -249,12 +249,15 @@ def up() -> None:
 
 
 @app.command()
-def down() -> None:
+def down(
+    workspace: Workspace = HERE,
+    force: Annotated[bool, typer.Option("--force", help="Even if turns of the workspace are at work.")] = False,
+) -> None:
     """Stop the local Ray node with everything on it."""
     from remit.cli.node import stop_node
 
     with reported():
-        stop_node()
+        stop_node(workspace, force=force)
 
 
 @app.command()

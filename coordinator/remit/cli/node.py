@@ -10,7 +10,7 @@ from remit.cli.output import print_json, print_lines
 from remit.cli.records import opened
 from remit.coordinator.node import LocalNode
 from remit.coordinator.node_doctor import Finding, FindingLevel, doctor
-from remit.core.errors import RemitError
+from remit.core.errors import Refused, RemitError
 
 __all__ = ["examine", "start_node", "stop_node"]
 
@@ -30,8 +30,14 @@ def _progress(line: str) -> None:
     sys.stderr.write(f"remit: {line}\n")
 
 
-def stop_node() -> None:
-    """Stop the local node and all that runs on it, and say what was stopped."""
+def stop_node(workspace: Path, *, force: bool) -> None:
+    """Stop the local node and all that runs on it, and say what was stopped.
+
+    Raises:
+        Refused: turns of this workspace are at work, and `force` is false.
+    """
+    if not force:
+        _refuse_if_busy(workspace)
     node = LocalNode()
     if node.status() is None:
         stopped = node.stop()
@@ -39,6 +45,19 @@ def stop_node() -> None:
         return
     stopped = node.stop()
     print_lines([Line(f"the local Ray node is down; {len(stopped)} processes were stopped"), *map(_indented, stopped)])
+
+
+def _refuse_if_busy(workspace: Path) -> None:
+    try:
+        with opened(workspace) as records:
+            busy = [turn.id for turn in records.state.turns.values() if not turn.is_ended and records.is_live]
+    except RemitError:
+        # Whatever is wrong with this folder, the node can be stopped all the same.
+        return
+    if busy:
+        raise Refused(
+            f"{', '.join(busy[:3])} of {workspace.resolve()} is still at work; cancel it first, or give --force"
+        )
 
 
 def _indented(text: str) -> Line:

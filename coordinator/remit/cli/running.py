@@ -15,7 +15,7 @@ from remit.coordinator.api import Coordinator
 from remit.coordinator.turn import TurnHolder
 from remit.coordinator.views import TreeView
 from remit.core.cause import CauseKind
-from remit.core.errors import NotFound, RemitError, TurnCancelled
+from remit.core.errors import CoordinatorUnavailable, NotFound, RemitError, TurnCancelled
 from remit.core.messages import FinishTurn, OpenTurn
 from remit.core.outcome import Outcome
 
@@ -24,6 +24,7 @@ __all__ = ["Finished", "run_turn"]
 _REFRESH_S = 0.2
 # Fetching a tree of thousands of runs takes a while; it may take a tenth of the time.
 _REFRESH_SHARE = 10.0
+_QUIET_S = 30.0
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class Finished:
 
     turn_id: str
     outcome: Outcome | None
-    """None for a turn that was let go (`--detach`)."""
+    """None for a turn that was let go (`--detach`); `lost` where contact was lost for good."""
     tree: TreeView | None
     runs: list[Run]
     receipt: CancelReceipt | None
@@ -112,12 +113,16 @@ async def run_turn(
         if detach and not holder.signal.is_set:
             await session.request("finish_turn", FinishTurn(holder.id, "follow"))
             return Finished(holder.id, None, None, runs, None, time.monotonic() - began)
-        tree = await _see_through(coordinator, holder, job, runs, display)
+        try:
+            tree = await _see_through(coordinator, holder, job, runs, display)
+            receipt = stopper.receipt
+            if receipt is not None:
+                receipt = await receipt.quiet(_QUIET_S)
+        except CoordinatorUnavailable as error:
+            display.say(f"contact was lost: {error}")
+            return Finished(holder.id, Outcome.LOST, None, runs, stopper.receipt, time.monotonic() - began)
     finally:
         stopper.remove()
-    receipt = stopper.receipt
-    if receipt is not None:
-        receipt = await receipt.quiet(30.0)
     return Finished(holder.id, holder.outcome, tree, runs, receipt, time.monotonic() - began)
 
 
@@ -158,8 +163,9 @@ async def _see_through(
 async def _tree(coordinator: Coordinator, turn_id: str) -> TreeView | None:
     try:
         return await coordinator.tree(turn_id)
-    except NotFound:
-        # Cancelled before the coordinator had heard of it.
+    except (NotFound, CoordinatorUnavailable):
+        # Cancelled before the coordinator had heard of it; or it is being started
+        # anew, and then the wait for the turn's end says what becomes of that.
         return None
 
 

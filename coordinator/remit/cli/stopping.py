@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+from remit.agents.runs import CancelReceipt
+from remit.cli.connect import Opener, connected
 from remit.cli.lines import Line
 from remit.cli.output import print_json, print_lines, receipt_dict, receipt_lines
 from remit.cli.records import Records, opened
 from remit.coordinator.api import Coordinator
-from remit.coordinator.connecting import RayConnection
 from remit.core.errors import CoordinatorUnavailable, NotFound
 
 __all__ = ["cancel_target"]
 
 
-async def cancel_target(
+def cancel_target(
+    open_coordinator: Opener,
     workspace: Path,
     target: str,
     *,
@@ -39,12 +42,11 @@ async def cancel_target(
             raise CoordinatorUnavailable(f"no coordinator is at work in {root}, so nothing runs that could be stopped")
         _say(ended, meant, as_json=as_json)
         return 0
-    connection = RayConnection(root, address=address, start=False)
-    coordinator = Coordinator(root, connection.open, surface="cli", on_close=connection.close)
-    async with coordinator:
-        receipt = await coordinator.cancel(meant, reason, kill=kill, dry_run=dry_run)
-        if wait_s > 0 and not dry_run:
-            receipt = await receipt.quiet(wait_s)
+    coordinator = open_coordinator(root, address=address, start=False)
+    with connected(coordinator):
+        receipt = asyncio.run(
+            _cancel(coordinator, meant, reason, kill=kill, dry_run=dry_run, wait_s=0.0 if dry_run else wait_s)
+        )
     if as_json:
         print_json(receipt_dict(receipt))
     elif dry_run:
@@ -52,6 +54,13 @@ async def cancel_target(
     else:
         print_lines(receipt_lines(receipt))
     return 0 if not receipt.accepted or dry_run or wait_s <= 0 or receipt.is_quiet else 1
+
+
+async def _cancel(
+    coordinator: Coordinator, target: str, reason: str, *, kill: bool, dry_run: bool, wait_s: float
+) -> CancelReceipt:
+    receipt = await coordinator.cancel(target, reason, kill=kill, dry_run=dry_run)
+    return await receipt.quiet(wait_s) if wait_s > 0 else receipt
 
 
 def _meant(records: Records, target: str) -> tuple[str, str]:

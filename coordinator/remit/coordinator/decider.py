@@ -227,7 +227,10 @@ class Decider:
     def cancel(self, request: CancelRequest, now: float) -> Decision:
         """Decide a cancel (see `stopping.cancel`)."""
         tx = self._begin(now)
-        answer = cancel(tx, request)
+        try:
+            answer = cancel(tx, request)
+        except RemitError as error:
+            return self._finish(tx, error=error)
         return self._finish(tx, answer=answer)
 
     def ask_claim(self, request: AskClaim, now: float) -> Decision:
@@ -447,6 +450,9 @@ class Decider:
         """
         ended = [turn for turn in self.state.turns.values() if turn.is_ended]
         surplus = len(ended) - self.settings.keep_ended_turns
+        if len(self.state.nodes) > self.settings.keep_nodes:
+            # The latest turn stays, so that whoever waits for its receipt gets one.
+            surplus = max(surplus, len(ended) - 1)
         if surplus <= 0:
             return []
         doomed = {turn.id for turn in ended[:surplus]}

@@ -72,6 +72,8 @@ class Dispatcher:
         self._spawning: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._abandoned = False
+        self.messages = {"starts": 0, "orders": 0, "reports": 0}
+        """Messages to and from hosts since this life began, by what they carry."""
 
     def remember(self, delegation: DelegateRequest, runs: Iterable[RunRequest]) -> None:
         """Keep what hosts will need of these runs."""
@@ -88,6 +90,7 @@ class Dispatcher:
         if batch.seq <= self._report_seq.get(batch.host_id, 0):
             return False
         self._report_seq[batch.host_id] = batch.seq
+        self.messages["reports"] += 1
         return True
 
     def abandon(self) -> None:
@@ -122,6 +125,7 @@ class Dispatcher:
         for host_id, batch in orders.items():
             link = self._links.get(host_id)
             if link is not None:
+                self.messages["orders"] += 1
                 link.control(dumps(tuple(batch)))
 
     def _start(self, host_id: str, run_ids: list[str]) -> None:
@@ -141,6 +145,7 @@ class Dispatcher:
             env_key, env = brief.delegation.env_key, brief.delegation.env
             items.append(self._item(node, brief))
         if items:
+            self.messages["starts"] += 1
             link.start(dumps(StartBatch(env_key, env, agents, tuple(items))))
 
     def _item(self, node: Node, brief: _Brief) -> StartItem:

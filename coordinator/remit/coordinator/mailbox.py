@@ -17,6 +17,8 @@ from remit.core.messages import Notice, OpenClient, PollReply
 
 __all__ = ["Client", "Mailboxes"]
 
+_SHORTEST_POLL_S = 0.05
+
 MAX_NOTICES = 5_000
 """Notices in one answer: a few megabytes at most, so that a poll stays quick."""
 
@@ -117,6 +119,8 @@ class Mailboxes:
         if client is None:
             return PollReply(-1)
         client.last_seen = now
+        # A poll is a sign of life when it comes, not while it is parked.
+        timeout_s = min(timeout_s, max(_SHORTEST_POLL_S, client.opened.grace_s / 3))
         while client.box and client.acked < ack:
             client.box.popleft()
         if not client.box:

@@ -49,13 +49,15 @@ from remit.core.messages import (
     ClaimCheck,
     ClientOpened,
     DelegateRequest,
-    EndedNotice,
     FinishTurn,
     GiveUpClaim,
+    Notice,
     OpenClient,
     OpenTurn,
     PollReply,
     ReportBatch,
+    TurnCancelledNotice,
+    TurnStartedNotice,
     dumps,
     loads,
 )
@@ -371,8 +373,11 @@ class CoordinatorService:
             return None
         if cancel.quiet_s is None and timeout_s > 0:
             quiet: asyncio.Future[None] = self._loop.create_future()
-            self._quiet_waiters.setdefault(request_id, []).append(quiet)
+            waiters = self._quiet_waiters.setdefault(request_id, [])
+            waiters.append(quiet)
             await asyncio.wait([quiet], timeout=min(timeout_s, self._options.poll_s))
+            if not quiet.done():
+                waiters.remove(quiet)
         return summarise_cancel(self._decider.state, request_id)
 
     async def _report(self, batch: ReportBatch) -> None:
@@ -380,19 +385,23 @@ class CoordinatorService:
             return
         await self._commit(self._decider.report(batch, self._clock.now()))
 
-    async def _subscribe(self, request: tuple[str, tuple[str, ...]]) -> tuple[EndedNotice, ...]:
-        """Watch nodes; those that have ended already are answered at once."""
+    async def _subscribe(self, request: tuple[str, tuple[str, ...]]) -> tuple[Notice, ...]:
+        """Watch nodes; what their holder may have missed is answered at once."""
         client_id, names = request
-        ended: list[EndedNotice] = []
+        missed: list[Notice] = []
         for name in names:
             node = self._decider.state.nodes.get(name)
             if node is None:
                 raise NotFound(f"no turn or run {name!r} in this workspace")
             if node.is_ended:
-                ended.append(self._dispatch.notice(node, self._stored_payload(name)))
-            else:
-                self._clients.watch(client_id, name)
-        return tuple(ended)
+                missed.append(self._dispatch.notice(node, self._stored_payload(name)))
+                continue
+            self._clients.watch(client_id, name)
+            if node.is_turn and node.started_at is not None:
+                missed.append(TurnStartedNotice(name))
+            if node.is_turn and node.cause is not None:
+                missed.append(TurnCancelledNotice(name, node.cause))
+        return tuple(missed)
 
     def _stored_payload(self, node_id: str) -> bytes | None:
         reader = self._journal.reader()
@@ -430,6 +439,7 @@ class CoordinatorService:
             "limits": self._decider.settings.limits(),
             "slots_used": {pool.value: used for pool, used in state.used.items()},
             "clients": self._clients.people,
+            "messages": dict(self._dispatch.messages),
             "refused": state.refused,
             "stopping": state.stopping,
             "hosts": [

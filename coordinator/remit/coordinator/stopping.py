@@ -19,6 +19,7 @@ from remit.coordinator.settling import attempt_cause, settle, settle_report
 from remit.coordinator.state import HostState, Node, Pool
 from remit.coordinator.transaction import Transaction
 from remit.core.cause import Cause, CauseKind
+from remit.core.errors import Refused
 from remit.core.events import (
     AttemptExpired,
     CancelRequested,
@@ -87,7 +88,25 @@ def _targets(tx: Transaction, request: CancelRequest) -> list[Node]:
         # The queue first: the end of the active turn must start nothing.
         names = [] if session is None else [*session.queue, session.active]
         found = [tx.state.nodes[name] for name in names if name]
-    return [n for n in found if not (request.user and n.user and n.user != request.user)]
+    found = [n for n in found if not (request.user and n.user and n.user != request.user)]
+    if request.requester:
+        for node in found:
+            _check_ancestry(tx, node, request.requester)
+    return found
+
+
+def _check_ancestry(tx: Transaction, node: Node, requester: str) -> None:
+    """Refuse a run that wants to stop what it did not start, detached runs of its own aside.
+
+    Raises:
+        Refused: the node is neither the requester nor below it.
+    """
+    current: Node | None = node
+    while current is not None:
+        if current.id == requester:
+            return
+        current = tx.node(current.parent_id) if current.parent_id else None
+    raise Refused(f"{requester} may stop itself and what it has started; {node.id} is neither")
 
 
 def _cancel_one(tx: Transaction, request: CancelRequest, node: Node) -> CancelAnswer:

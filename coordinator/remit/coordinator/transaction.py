@@ -43,6 +43,8 @@ class Settings:
     """Grace of a cancel with `kill`: time for the report of what was killed."""
     keep_ended_turns: int = 200
     """Ended turns kept in memory; older ones are read from the journal."""
+    keep_nodes: int = 50_000
+    """Turns and runs kept in memory, live ones aside: about a kilobyte each."""
 
     def bounded(self, limits: Limits) -> Settings:
         """Return these settings with what `limits` says of a workspace."""

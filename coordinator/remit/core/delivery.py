@@ -119,7 +119,7 @@ class LoopDelivery:
     def _look_at_fresh(self) -> None:
         self._eager_left -= 1
         for watcher in list(self._fresh):
-            watcher.redeliver(is_eager=True)
+            _look_at(watcher, is_eager=True)
         if not self._fresh:
             self._eager_left = 0
             return
@@ -141,10 +141,19 @@ class LoopDelivery:
             return
         started = loop.time()
         for watcher in list(self._stubborn):
-            watcher.redeliver(is_eager=False)
+            _look_at(watcher, is_eager=False)
         if self._stubborn:
             pause_s = max(REDELIVERY_INTERVAL_S, _IDLE_FACTOR * (loop.time() - started))
             self._timer = loop.call_later(pause_s, self._look_at_stubborn, context=self._context)
+
+
+def _look_at(watcher: Watcher, *, is_eager: bool) -> None:
+    try:
+        watcher.redeliver(is_eager=is_eager)
+    except Exception:
+        # A body may await an object whose `cancel` raises: its problem, not that of the
+        # others, and no reason for the rounds to stop.
+        _log.exception("a redelivery into the event loop failed")
 
 
 _deliveries: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopDelivery] = weakref.WeakKeyDictionary()

@@ -171,6 +171,8 @@ class CancelRequest:
     actor: str = ""
     surface: str = "python"
     user: str = ""
+    requester: str = ""
+    """The run that asks, if one does: it may stop itself and what is below it, nothing else."""
     kill: bool = False
     grace_s: float | None = None
     dry_run: bool = False

@@ -10,6 +10,8 @@
    the `CancelledError` propagates untouched.
 4. We cancel from callbacks of the loop only, never from inside the task, so no
    cancel of ours is left pending after the scope.
+5. A shield holds back every scope around it, also one of the task that awaits the
+   shielded one: a cancel of a task goes on into whatever the task awaits.
 
 Source: structured after the run cancellation of pydantic-ai and the level-triggered
 scopes of trio and anyio (see docs/decisions).
@@ -62,9 +64,10 @@ class TaskScope:
         "_base",
         "_delivery",
         "_issued",
+        "_outer",
         "_registration",
-        "_shield_until",
-        "_token",
+        "_shields",
+        "_struck",
         "signal",
         "task",
     )
@@ -77,10 +80,12 @@ class TaskScope:
         self._active = False
         self._base = 0
         self._issued = 0
-        self._shield_until: float | None = None
         self._delivery: LoopDelivery | None = None
+        self._outer: TaskScope | None = None
         self._registration: Registration | None = None
-        self._token: contextvars.Token[TaskScope | None] | None = None
+        # Loop times at which the shields end that are held now; of several tasks, maybe.
+        self._shields: list[float] = []
+        self._struck: object = None
 
     def enter(self) -> None:
         """Begin to deliver; a signal that is set already strikes at the first wait.
@@ -92,10 +97,14 @@ class TaskScope:
         if task is None or self._delivery is not None:
             raise InternalError("a task scope is entered once, inside a task")
         self.task = task
-        self._base = task.cancelling()
+        # A cancel that was asked for before and has not struck yet is foreign, and will
+        # strike inside. asyncio has no public name for "not yet".
+        is_pending = bool(getattr(task, "_must_cancel", False))
+        self._base = max(0, task.cancelling() - is_pending)
         self._active = True
         self._delivery = LoopDelivery.of_loop(asyncio.get_running_loop())
-        self._token = _current.set(self)
+        self._outer = _current.get()
+        _current.set(self)
         self._registration = self.signal.add_callback(self._on_set)
 
     def exit(self, error: BaseException | None) -> ScopeVerdict:
@@ -112,14 +121,16 @@ class TaskScope:
             self._registration.close()
             self._registration = None
         delivery.forget(self)
-        if self._token is not None:
-            _current.reset(self._token)
-            self._token = None
+        self._struck = None
+        # Not by a token: set-up and clean-up of a fixture may run in two contexts.
+        _current.set(self._outer)
         issued, self._issued = self._issued, 0
         for _ in range(issued):
             task.uncancel()
         unwound = isinstance(error, asyncio.CancelledError)
-        foreign = unwound and (issued == 0 or task.cancelling() > self._base)
+        # Under a set signal it is ours even before our own delivery: something that the
+        # body awaited was stopped by the same signal first.
+        foreign = unwound and (not self.signal.is_set or task.cancelling() > self._base)
         ours = unwound and not foreign
         return ScopeVerdict(ours, foreign, issued > 0 and not unwound)
 
@@ -169,37 +180,49 @@ class TaskScope:
             if delivery is not None:
                 delivery.forget(self)
             return
-        # A task without a future that it waits for is about to run: what it got
-        # before has not reached it yet. asyncio has no public name for this.
+        if self._is_shielded() or getattr(task, "_must_cancel", False):
+            return
+        # asyncio has no public name for what a task waits for. None: it only let others run.
         waits_for = getattr(task, "_fut_waiter", None)
-        if waits_for is not None and not waits_for.done() and not self._is_shielded():
-            self._cancel_task()
+        if is_eager and waits_for is not None and (waits_for is self._struck or waits_for.done()):
+            # Either what it awaits has been told and may still be cleaning up, or it is
+            # about to go on with a result; the timer comes by again.
+            return
+        self._cancel_task()
 
     def _cancel_task(self) -> None:
         assert self.task is not None
         self._issued += 1
+        self._struck = getattr(self.task, "_fut_waiter", None)
         self.task.cancel()
 
     def _is_shielded(self) -> bool:
-        if self._shield_until is None:
+        if not self._shields:
             return False
-        return asyncio.get_running_loop().time() < self._shield_until
+        return asyncio.get_running_loop().time() < max(self._shields)
 
-    def shield(self, until: float) -> float | None:
-        """Pause delivery until a loop time, or an earlier one that holds already.
+    def shield(self, until: float) -> None:
+        """Pause delivery, here and in the scopes around, until a loop time or `unshield`."""
+        for scope in self._in_this_loop():
+            scope._shields.append(until)
+            scope._look_again()
 
-        Returns:
-            What held before, for `unshield`.
-        """
-        before = self._shield_until
-        self._shield_until = until if before is None else min(until, before)
-        self._look_again()
-        return before
+    def unshield(self, until: float) -> None:
+        """Take back one `shield` of the same time."""
+        for scope in self._in_this_loop():
+            scope._shields.remove(until)
+            scope._look_again()
 
-    def unshield(self, before: float | None) -> None:
-        """Go back to what held before a `shield`."""
-        self._shield_until = before
-        self._look_again()
+    def _in_this_loop(self) -> list[TaskScope]:
+        """Return this scope and those around it, save those of another thread's loop."""
+        delivery = LoopDelivery.of_loop(asyncio.get_running_loop())
+        found: list[TaskScope] = []
+        scope: TaskScope | None = self
+        while scope is not None:
+            if scope._delivery is delivery:
+                found.append(scope)
+            scope = scope._outer
+        return found
 
     def _look_again(self) -> None:
         """Let a signal that is set be delivered once nothing shields the task."""
@@ -220,7 +243,9 @@ async def shielded(timeout_s: float) -> AsyncGenerator[None]:
     """Protect clean-up in the current task from our cancels, for a bounded time.
 
     Cancels of others still land. When the time is over, delivery resumes in the
-    middle of the block. Outside a scope it does nothing.
+    middle of the block. Outside a scope it does nothing. In a task that a body
+    made, it holds back the cancel of the body too, for it would go on into
+    whatever the body awaits.
 
     Args:
         timeout_s: seconds, more than 0. A shield without a deadline is not possible.
@@ -231,12 +256,12 @@ async def shielded(timeout_s: float) -> AsyncGenerator[None]:
     if not 0 < timeout_s < float("inf"):
         raise InvalidArgument(f"a shield needs a time in seconds, not {timeout_s!r}")
     scope = current_scope()
-    if scope is None or scope.task is not asyncio.current_task():
+    if scope is None:
         yield
         return
     until = asyncio.get_running_loop().time() + timeout_s
-    before = scope.shield(until)
+    scope.shield(until)
     try:
         yield
     finally:
-        scope.unshield(before)
+        scope.unshield(until)

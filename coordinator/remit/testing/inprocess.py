@@ -74,13 +74,28 @@ class InProcessLink:
 
     def submit(self, method: str, blob: bytes) -> Future[bytes]:
         """Send a request and return a future of its answer."""
+        outer: Future[bytes] = Future()
+        # As under Ray, a waiter that goes away does not cancel the request behind it.
+        outer.set_running_or_notify_cancel()
         if self.is_cut or self._system.closed:
-            failed: Future[bytes] = Future()
-            failed.set_exception(CoordinatorUnavailable("the link is cut"))
-            return failed
+            outer.set_exception(CoordinatorUnavailable("the link is cut"))
+            return outer
         call = self._system.service_call(method, blob)
         # As over a wire: what the caller has in its context variables stays with the caller.
-        return contextvars.Context().run(asyncio.run_coroutine_threadsafe, call, self._system.loop)
+        inner = contextvars.Context().run(asyncio.run_coroutine_threadsafe, call, self._system.loop)
+
+        def done(future: Future[bytes]) -> None:
+            if self.is_cut:
+                outer.set_exception(CoordinatorUnavailable("the link is cut"))
+            elif future.cancelled():
+                outer.set_exception(CoordinatorUnavailable("the coordinator has ended"))
+            elif (error := future.exception()) is not None:
+                outer.set_exception(error)
+            else:
+                outer.set_result(future.result())
+
+        inner.add_done_callback(done)
+        return outer
 
     def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
         """Send a request and wait for its answer in this thread."""
@@ -130,7 +145,11 @@ class InProcessHost:
         self._dead = True
         self.link.is_cut = True
         self._on_gone(reason)
-        threading.Thread(target=self._thread.close, daemon=True).start()
+        threading.Thread(target=self._bury, name=f"remit-bury-{self.id[-8:]}", daemon=True).start()
+
+    def _bury(self) -> None:
+        self.host.close()
+        self._thread.close()
 
     def close(self) -> None:
         """End the host's thread at the end of a test."""

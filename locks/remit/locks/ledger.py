@@ -97,8 +97,6 @@ class Ledger:
         up. Done once for any number of departures in a row, so that a cancel of
         a thousand waiters on one file is not quadratic.
         """
-        if not self._stale:
-            return
         stale, self._stale = self._stale, {}
         for ticket in sorted(stale):
             entry = stale[ticket]
@@ -114,16 +112,20 @@ class Ledger:
                 behind[new].blocks[ticket] = entry
             entry.waits = behind
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether a queued claim waits for less than before, and may be grantable."""
+        return bool(self._changed)
+
     def grantable(self) -> list[Entry]:
         """Return the queued claims that wait for nothing any more, first come first."""
-        if not self._changed:
-            return []
         self.settle()
         changed, self._changed = self._changed, {}
         return [changed[ticket] for ticket in sorted(changed) if not changed[ticket].waits]
 
     def _apply_granted(self, event: Granted) -> None:
-        self.settle()  # with the claims as they were when the table decided
+        if self._stale:
+            self.settle()  # with the claims as they were when the table decided
         if event.request is None:
             entry = self._entry(event.ticket)
             self._changed.pop(entry.ticket, None)

@@ -64,7 +64,7 @@ def survey(
         what it meets, or None if it meets nothing, which is the common case.
     """
     areas = request.areas
-    if not _meets_any(trie, areas):
+    if all(map(trie.is_free, areas)):
         return None
     found = Survey()
     waiting = who_waits_for(request.owner, request.ancestors, entries_of, waiters_of)
@@ -137,13 +137,6 @@ def blockers(
     if shadow is None:
         return behind
     return {ticket: other for ticket, other in behind.items() if not shadow.is_behind(other)}
-
-
-def _meets_any(trie: PathTrie[Entry], areas: tuple[Area, ...]) -> bool:
-    for area in areas:
-        for _ in trie.conflicts(area):
-            return True
-    return False
 
 
 def _is_inside(areas: tuple[Area, ...], held: Iterable[Entry]) -> bool:

@@ -132,14 +132,17 @@ class LockTable:
         Raises:
             LeaseNotHeld: somebody else's, still waiting, or quarantined.
         """
-        entry = self._ledger.by_id.get(claim_id)
+        ledger = self._ledger
+        entry = ledger.by_id.get(claim_id)
         if entry is None:
             return ()
         if entry.owner != owner:
             raise LeaseNotHeld(f"{claim_id} belongs to {entry.owner}, not to {owner}", claim_id=claim_id)
         if entry.state is not ClaimState.GRANTED:
             raise LeaseNotHeld(f"{claim_id} is {entry.state.value}, not held by {owner}", claim_id=claim_id)
-        return (self._emit(self._released(entry, at)), *self.grant_ready(at=at))
+        event = self._released(entry, at)
+        ledger.apply(event)
+        return (event, *self.grant_ready(at=at)) if ledger.has_changed else (event,)
 
     def withdraw(
         self,
@@ -243,11 +246,8 @@ class LockTable:
         Args:
             at: time, in seconds since 1970.
         """
-        ready = self._ledger.grantable()
-        if not ready:
-            return ()
         granted: list[Granted] = []
-        for entry in ready:
+        for entry in self._ledger.grantable():
             event = Granted(self._ledger.seq + 1, entry.ticket, entry.request.claim_id, entry.owner, at)
             self._ledger.apply(event)
             granted.append(event)

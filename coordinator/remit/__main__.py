@@ -1,0 +1,6 @@
+"""`python -m remit`: the same as the `remit` command."""
+
+from remit.cli.main import main
+
+if __name__ == "__main__":
+    main()
