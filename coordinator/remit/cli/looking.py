@@ -34,7 +34,7 @@ def show_turns(workspace: Path, *, everything: bool, as_json: bool) -> None:
         ended = [turn for turn in turns if turn.is_ended]
         hidden = 0 if everything else max(0, len(ended) - _RECENT)
         skipped = {turn.id for turn in ended[:hidden]}
-        views = [node_view(records.state, turn, records.now) for turn in turns if turn.id not in skipped]
+        views = [node_view(records.state, turn) for turn in turns if turn.id not in skipped]
         below: dict[str, list[Node]] = {}
         for node in records.state.nodes.values():
             if not node.is_turn:

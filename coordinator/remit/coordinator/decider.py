@@ -79,8 +79,9 @@ class Decision:
 
     events: list[tuple[Event, bytes | None]]
     effects: Effects
-    answer: CancelAnswer | ClaimAnswer | None = None
+    answer: CancelAnswer | None = None
     error: RemitError | TurnCancelled | None = None
+    claim: ClaimAnswer | None = None
 
 
 class Decider:
@@ -124,13 +125,14 @@ class Decider:
         self,
         tx: Transaction,
         *,
-        answer: CancelAnswer | ClaimAnswer | None = None,
+        answer: CancelAnswer | None = None,
         error: RemitError | TurnCancelled | None = None,
+        claim: ClaimAnswer | None = None,
     ) -> Decision:
         pump(tx)
         for run_id, process in tx.effects.sweep:
             self._sweeping.setdefault(run_id, set()).add(process.pid)
-        return Decision(tx.events, tx.effects, answer, error)
+        return Decision(tx.events, tx.effects, answer, error, claim)
 
     def start(self, epoch: int, pid: int, now: float) -> Decision:
         """Begin a life of the coordinator; settle what an earlier one left running.
@@ -237,10 +239,10 @@ class Decider:
         """Grant areas, queue the request, or refuse it (see `claiming.answer_claim`)."""
         tx = self._begin(now)
         try:
-            answer = answer_claim(tx, request)
+            claim = answer_claim(tx, request)
         except (RemitError, TurnCancelled) as error:
             return self._finish(tx, error=error)
-        return self._finish(tx, answer=answer)
+        return self._finish(tx, claim=claim)
 
     def give_up_claim(self, request: GiveUpClaim, now: float) -> Decision:
         """Release a lease or take a request back; whoever waited for it alone is granted."""

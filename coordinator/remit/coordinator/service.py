@@ -342,8 +342,8 @@ class CoordinatorService:
     async def _claim(self, request: AskClaim) -> ClaimAnswer:
         decision = self._decider.ask_claim(request, self._clock.now())
         await self._commit(decision)
-        assert isinstance(decision.answer, ClaimAnswer)
-        return decision.answer
+        assert decision.claim is not None
+        return decision.claim
 
     async def _give_up_claim(self, request: GiveUpClaim) -> None:
         await self._commit(self._decider.give_up_claim(request, self._clock.now()))
@@ -362,7 +362,7 @@ class CoordinatorService:
     async def _cancel(self, request: CancelRequest) -> CancelAnswer:
         decision = self._decider.cancel(request, self._clock.now())
         await self._commit(decision)
-        assert isinstance(decision.answer, CancelAnswer)
+        assert decision.answer is not None
         return decision.answer
 
     async def _cancel_status(self, request: tuple[str, float]) -> CancelSummary | None:

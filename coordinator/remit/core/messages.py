@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of these messages; both ends must have the same."""
 
 
