@@ -179,6 +179,7 @@ print(json.dumps(brought))
     assert json.loads(done.stdout) == {}
 
 
+@pytest.mark.slow  # one interpreter a module
 def test_every_module_can_be_imported_alone() -> None:
     """A module that works only after another one was imported hides a cycle."""
     script = """

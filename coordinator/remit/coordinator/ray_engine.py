@@ -298,6 +298,7 @@ def connect(address: str) -> None:
         if not ray.is_initialized():
             # It warns that it cannot handle SIGTERM in this thread, which is what we want.
             logging.getLogger("ray").setLevel(logging.ERROR)
+            _stay_on_loopback()
             try:
                 ray.init(
                     address=address,
@@ -313,6 +314,18 @@ def connect(address: str) -> None:
                 ) from error
             _ours = True
         _connections += 1
+
+
+def _stay_on_loopback() -> None:
+    """Make Ray heed the local node's environment even if the caller imported it before that was set.
+
+    It reads this variable once, at its import, and would look for 127.0.0.1 at the
+    address of the network card, for minutes.
+    """
+    if os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == "0":
+        from ray._private import ray_constants
+
+        ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def disconnect() -> None:

@@ -27,7 +27,7 @@ from remit.coordinator import api
 from remit.coordinator.turn import TurnHolder
 from remit.coordinator.views import NodeView, TreeView
 from remit.core.cause import Cause, CauseKind
-from remit.core.errors import TurnCancelled
+from remit.core.errors import RemitError, TurnCancelled
 from remit.core.limits import Limits
 from remit.core.messages import OpenTurn
 from remit.core.outcome import Outcome
@@ -108,7 +108,13 @@ class Turn(SyncDelegator):
             self.cancel("KeyboardInterrupt")
             was_set = True
         report = "returned" if error is None else "cancelled" if was_set else "raised"
-        run_in_loop(self._loop, self._holder.finish(report, error))
+        try:
+            run_in_loop(self._loop, self._holder.finish(report, error))
+        except RemitError:
+            # Out of reach for good. What the body raised says more than that.
+            if error is None:
+                raise
+            return False
         stopped = self._holder.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT)
         if stopped and (error is None or (was_set and isinstance(error, Exception))):
             raise TurnCancelled(self._holder.cause, node_id=self.id) from None

@@ -10,8 +10,16 @@ from types import TracebackType
 from remit.agents.client import ClientSession
 from remit.agents.leases import ClaimHolder
 from remit.core.cause import Cause, CauseKind
-from remit.core.errors import InternalError, RemitError, TurnCancelled
+from remit.core.errors import (
+    CoordinatorUnavailable,
+    InternalError,
+    Refused,
+    RemitError,
+    TurnCancelled,
+    UsageError,
+)
 from remit.core.messages import (
+    CancelRequest,
     EndedNotice,
     FinishTurn,
     Notice,
@@ -25,6 +33,8 @@ from remit.core.signal import CancelSignal
 from remit.telemetry import start_turn_span
 
 __all__ = ["Turn", "TurnHolder"]
+
+_RETRY_S = 0.2
 
 
 class TurnHolder(ClaimHolder):
@@ -126,22 +136,44 @@ class TurnHolder(ClaimHolder):
         Raises:
             SessionBusy, CoordinatorClosing, InvalidArgument: it was refused.
             TurnCancelled: it was cancelled while it waited for its session.
+
+        Cancellation:
+            A checkpoint. If it is cancelled midway the turn is taken back.
         """
         self.session.track(self._node_id, self)
-        opened = False
         try:
             await self.session.request("open_turn", self._request)
             await self._watched(self._until(lambda: self._started or self._ended is not None))
             self._signal.raise_if_set()
-            opened = True
-        finally:
-            if not opened and self._ended is None and not self._signal.is_set:
-                self.session.untrack(self._node_id)
+        except (Refused, UsageError):
+            self.session.untrack(self._node_id)
+            raise
+        except BaseException:
+            self._take_back()
+            raise
+
+    def _take_back(self) -> None:
+        """End a turn whose block will not be entered: it must not keep its session busy."""
+        if self._ended is not None:
+            return
+        reason = "its holder went away before it began"
+        request = CancelRequest(self.session.ids.request(), self._node_id, reason=reason, surface=self._request.surface)
+        try:
+            if not self._signal.is_set:
+                self.session.submit("cancel", request)
+            self.session.submit("finish_turn", FinishTurn(self._node_id, "cancelled"))
+        except RemitError:
+            # Out of reach: the coordinator hears of it by our silence.
+            return
 
     async def finish(self, report: str, error: BaseException | None = None) -> None:
         """Say how the body ended and wait until everything below has ended too.
 
-        Watches no signal: this is how a turn sees its own cancel through.
+        Watches no signal: this is how a turn sees its own cancel through. A coordinator
+        that is being restarted is asked again, until the session gives it up.
+
+        Raises:
+            CoordinatorUnavailable: contact was lost for good, or the session was closed.
         """
         request = FinishTurn(
             self._node_id,
@@ -149,7 +181,14 @@ class TurnHolder(ClaimHolder):
             error_type=type(error).__name__ if error is not None else "",
             error=str(error)[:4096] if error is not None else "",
         )
-        await self.session.request("finish_turn", request)
+        while True:
+            try:
+                await self.session.request("finish_turn", request)
+                break
+            except CoordinatorUnavailable:
+                if self.session.closed:
+                    raise
+            await asyncio.sleep(_RETRY_S)
         await self._until(lambda: self._ended is not None)
 
 
@@ -183,17 +222,34 @@ class Turn(TurnHolder):
         assert self._scope is not None
         verdict = self._scope.exit(error)
         was_set = self._signal.is_set
-        foreign = error is not None and verdict.is_foreign
-        report = _report(error, was_set=was_set)
-        closing = asyncio.ensure_future(self.finish(report, error))
+        foreign = verdict.is_foreign
+        if foreign and not was_set:
+            closing = asyncio.ensure_future(self._stop_and_finish(error))
+        else:
+            closing = asyncio.ensure_future(self.finish(_report(error, was_set=was_set), error))
         interrupted = await self._see_through(closing)
+        problem = closing.exception()
         if foreign:
             return False
         if interrupted is not None:
             raise interrupted
         if self._signal.is_set and _is_cancel(error, was_set, self.outcome):
             raise TurnCancelled(self._signal.cause, node_id=self._node_id) from None
+        if problem is not None and error is None:
+            raise problem
         return False
+
+    async def _stop_and_finish(self, error: BaseException | None) -> None:
+        """Cancel what is below a holder that was cancelled itself, and see it end."""
+        await self._stop_below()
+        await self.finish("cancelled", error)
+
+    async def _stop_below(self) -> None:
+        try:
+            await self.cancel("its holder was cancelled")
+        except RemitError:
+            # Out of reach: what follows, the report of the body's end, says so.
+            return
 
     async def _see_through(self, closing: asyncio.Future[None]) -> asyncio.CancelledError | None:
         """Wait for the end of all that is below; a foreign cancel meanwhile stops it first."""
@@ -203,9 +259,9 @@ class Turn(TurnHolder):
                 await asyncio.wait([closing])
             except asyncio.CancelledError as error:
                 interrupted = error
-                cancelling = asyncio.ensure_future(self.cancel("its holder was cancelled"))
-                await asyncio.wait([cancelling], timeout=5.0)
-        closing.result()
+                if not self._signal.is_set:
+                    stopping = asyncio.ensure_future(self._stop_below())
+                    await asyncio.wait([stopping], timeout=5.0)
         return interrupted
 
 
