@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from remit.agents import RunContext, RunOptions, agent
+from remit.agents import RunContext, agent
 from remit.agents.sync_context import SyncRunContext
 from remit.core.errors import Refused, TurnCancelled
 from remit.testing import await_until, wait_until

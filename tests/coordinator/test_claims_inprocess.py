@@ -316,7 +316,8 @@ def system_path(system: InProcess) -> Path:
 
 
 @pytest.mark.requirement("B15")
-@pytest.mark.field_report("G2")
+@pytest.mark.requirement("D26")
+@pytest.mark.field_report("G1")
 @pytest.mark.parametrize("gate", ["claim", "give_up_claim"])
 def test_a_grant_that_crosses_a_cancel_is_given_back(system: InProcess, gate: str) -> None:
     async def story(coordinator: Coordinator) -> None:
