@@ -152,7 +152,7 @@ def _end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
 
 
 def _try_again(tx: Transaction, node: Node, report: ReportEnded, retry_at: float) -> None:
-    end_claims(tx, node, _doubt(node, report))
+    _end_claims(tx, node, report)
     tx.emit(
         AttemptEnded(
             node_id=node.id,
@@ -207,6 +207,12 @@ def _note_uncertain(tx: Transaction, node: Node, word: str) -> None:
         )
 
 
+def _end_claims(tx: Transaction, node: Node, report: ReportEnded | None) -> None:
+    # Most runs have no claims and pay for two look-ups.
+    if tx.state.locks.concerns(node.id):
+        end_claims(tx, node, _doubt(node, report))
+
+
 def _doubt(node: Node, report: ReportEnded | None) -> str:
     """Return why an attempt may still write, or the empty text if it is proven gone."""
     if report is not None and report.report == "stuck":
@@ -245,7 +251,7 @@ def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | 
             attempt=node.attempt,
             unconfirmed=ending.unconfirmed,
         )
-    end_claims(tx, node, _doubt(node, report))
+    _end_claims(tx, node, report)
     tx.emit(event, payload)
     _after_end(tx, node)
 
