@@ -62,6 +62,9 @@ def own_node() -> Generator[Path]:
     workspace.mkdir()
     os.environ.pop("RAY_ADDRESS", None)
     os.environ["REMIT_STATE_DIR"] = str(folder / "node")
+    # The actors that stand beside ours are imported by Ray's workers, which know no path of ours.
+    known = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([known] if known else [])])
     node = LocalNode()
     try:
         node.ensure(lambda line: print(line, file=sys.stderr))

@@ -146,14 +146,16 @@ async def other_error(ctx: RunContext) -> None:
 
 
 @agent
-async def chain(ctx: RunContext, depth: int) -> str:
-    """Delegate to oneself down to depth 0, each level waiting for the next."""
+async def chain(ctx: RunContext, depth: int, gated_at: int = -1) -> str:
+    """Delegate to oneself down to depth 0, each level waiting for the next; one may wait at the gate `on`."""
     stage = Stage(ctx.workspace)
     stage.note(f"level {depth} began")
     try:
         if depth == 0:
             await ctx.sleep(600)
-        await (await ctx.delegate(chain, depth=depth - 1)).result()
+        if depth == gated_at:
+            await stage.pass_gate("on")
+        await (await ctx.delegate(chain, depth=depth - 1, gated_at=gated_at)).result()
     except BaseException as error:
         stage.note(f"level {depth} unwound by {type(error).__name__}")
         raise
@@ -266,8 +268,9 @@ async def in_own_task(ctx: RunContext) -> None:
         stage.note("inner began")
         try:
             await ctx.sleep(600)
-        except TurnCancelled:
-            stage.note("inner unwound by TurnCancelled")
+        except (TurnCancelled, asyncio.CancelledError):
+            # Whichever of the two is first: the body that awaits this task is stopped as well.
+            stage.note("inner unwound")
             raise
 
     await asyncio.create_task(inner())
@@ -364,6 +367,3 @@ def stubborn(ctx: SyncRunContext, seconds: float = 60.0) -> None:
     while time.monotonic() < end and not stage.is_open("give up"):
         time.sleep(0.01)
     stage.note("stubborn over")
-
-
-

@@ -12,8 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from remit.cli.main import app
 from remit.coordinator import Coordinator
@@ -22,7 +21,7 @@ from remit.core.errors import CoordinatorUnavailable
 from remit.journal import SqliteJournal
 from remit.testing.inprocess import InProcess
 
-AGENTS = '''
+AGENTS = """
 import threading
 
 from remit.agents import agent
@@ -45,13 +44,13 @@ async def words(ctx):
 @agent
 async def talk(ctx):
     ctx.log("first word")
-    print("second word")
+    ctx.log("second word")
 
 
 @agent
 async def wait(ctx):
     started.set()
-    await ctx.partial({"done": 3})
+    ctx.partial({"done": 3})
     await ctx.sleep(600)
 
 
@@ -79,10 +78,10 @@ async def parent(ctx):
 @agent
 def deaf(ctx):
     started.set()
-    ctx.signal.wait(60)
+    ctx.signal.wait_blocking(60)
     stopping.set()
     release.wait(60)
-'''
+"""
 
 
 @dataclass(slots=True)

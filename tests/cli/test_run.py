@@ -8,15 +8,15 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from remit.agents.client import ClientSession
 from remit.coordinator import CancelReceipt
 from remit.coordinator.transaction import Settings
-from remit.core.errors import CoordinatorUnavailable
+from remit.testing.wait import wait_until
 
 
 def strike(command: Any, number: int, *, after: threading.Event) -> threading.Thread:
@@ -228,27 +228,28 @@ def test_a_result_that_is_too_large_is_a_clear_failure(make_command: Callable[..
     assert "Traceback" not in result.stdout
 
 
-class _Broken:
-    """A link over which no turn can be ended."""
-
-    def __init__(self, link: Any) -> None:
-        self._link = link
-
-    def submit(self, method: str, blob: bytes) -> Future[bytes]:
-        if method != "finish_turn":
-            return cast("Future[bytes]", self._link.submit(method, blob))
-        failed: Future[bytes] = Future()
-        failed.set_exception(CoordinatorUnavailable("nobody answers"))
-        return failed
-
-    def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
-        return cast("bytes", self._link.call_blocking(method, blob, timeout_s))
-
-
-def test_contact_that_is_lost_is_said_and_ends_the_command(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contact_that_is_lost_for_good_is_said_and_ends_the_command(
+    command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = ClientSession.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "give_up_s", 0.2)
+    links: list[Any] = []
     link = command.system.link
-    monkeypatch.setattr(command.system, "link", lambda: _Broken(link()))
+
+    def remembered() -> Any:
+        links.append(link())
+        return links[-1]
+
+    def cut() -> None:
+        wait_until(lambda: "finish_turn" in command.system.calls)
+        links[0].is_cut = True
+
+    monkeypatch.setattr(command.system, "link", remembered)
+    thread = threading.Thread(target=cut)
+    thread.start()
     result = command("run", command.target("wait"))
+    thread.join()
     assert result.exit_code == 1
-    assert "contact was lost: nobody answers" in result.stdout
+    assert "contact was lost: the coordinator has not answered" in result.stdout
     assert "Traceback" not in result.output

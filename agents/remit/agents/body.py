@@ -9,6 +9,8 @@
    own doing: `raised`.
 3. Tasks that a body leaves behind are cancelled and awaited before its end is
    reported: nothing of a run acts after its end.
+4. `SystemExit` and `KeyboardInterrupt` end the body, also from a task that it made:
+   asyncio would let them out of the loop, and end all other bodies with it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import asyncio
 import contextvars
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from remit.agents.definition import AgentDefinition
@@ -68,12 +70,54 @@ class BodyTasks:
             await asyncio.wait(list(self.open), timeout=0.1)
 
 
+class BodyLeft(RemitError):
+    """A task of a body called `sys.exit`, or raised `KeyboardInterrupt`."""
+
+    code = "body_left"
+
+
+class _Contained(Coroutine[Any, Any, Any]):
+    """A coroutine whose `SystemExit` is an ordinary exception.
+
+    No `async def` around it: a task that is cancelled before its first step would
+    leave the inner one un-awaited, with a warning.
+    """
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: Coroutine[Any, Any, Any]) -> None:
+        self._inner = inner
+
+    def send(self, value: Any, /) -> Any:
+        try:
+            return self._inner.send(value)
+        except (KeyboardInterrupt, SystemExit) as error:
+            raise _left(error) from error
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            return self._inner.throw(*error)
+        except (KeyboardInterrupt, SystemExit) as raised:
+            raise _left(raised) from raised
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._inner.__await__()
+
+
+def _left(error: BaseException) -> BodyLeft:
+    return BodyLeft(f"a task of the body raised {error!r}; return, or raise an ordinary exception")
+
+
 def task_factory(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **kwargs: Any) -> asyncio.Task[Any]:
     """Make tasks of a host's loop; those made inside a body are remembered with it."""
-    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **kwargs)
     tasks = current_tasks.get()
-    if tasks is not None:
-        tasks.add(task)
+    if tasks is None:
+        return asyncio.Task(coro, loop=loop, **kwargs)
+    task: asyncio.Task[Any] = asyncio.Task(_Contained(coro), loop=loop, **kwargs)
+    tasks.add(task)
     return task
 
 

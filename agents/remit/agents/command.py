@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from remit.agents.context import RunContext
 from remit.agents.definition import Isolation
 from remit.agents.wishes import checked_claims
-from remit.core.errors import CommandFailed, CommandTimedOut, InvalidArgument
+from remit.core.errors import CommandFailed, CommandTimedOut, InvalidArgument, TurnCancelled
 from remit.core.limits import Limits
 from remit.locks import Claim
 from remit.processes import CommandResult, CommandTemplate
@@ -114,13 +115,17 @@ class CommandAgent:
         """
         if "after" in self.template.fields and "after" not in arguments:
             arguments["after"] = str(await self._write_after(ctx))
-        result = await ctx.process(
-            self.template.render(arguments),
-            env=self.env,
-            cwd=self.cwd,
-            timeout_s=self.timeout_s,
-            grace_s=self.grace_s,
-        )
+        try:
+            result = await ctx.process(
+                self.template.render(arguments),
+                env=self.env,
+                cwd=self.cwd,
+                timeout_s=self.timeout_s,
+                grace_s=self.grace_s,
+            )
+        except (TurnCancelled, asyncio.CancelledError):
+            ctx.keep_cut_short()
+            raise
         if result.timed_out:
             ctx.partial(result)
             raise CommandTimedOut(

@@ -76,6 +76,7 @@ class RunContext(ClaimHolder):
         self._wait_count = 0
         self._go: asyncio.Future[None] | None = None
         self._process_count = 0
+        self._cut_short: CommandResult | None = None
 
     def _connect(self) -> ClientSession:
         return self._connect_session()
@@ -178,6 +179,11 @@ class RunContext(ClaimHolder):
             finally:
                 os.close(descriptor)
 
+    def keep_cut_short(self) -> None:
+        """Hand over what a program had written when this run's cancel stopped it, if one was."""
+        if self._cut_short is not None:
+            self.partial(self._cut_short)
+
     # -- processes -----------------------------------------------------------------
 
     async def process(
@@ -218,6 +224,8 @@ class RunContext(ClaimHolder):
             self._outbox.put(self._process_report(identity, program))
 
         def on_finished(result: CommandResult) -> None:
+            if result.outcome is CommandOutcome.CANCELLED:
+                self._cut_short = result
             for identity in started:
                 self._outbox.put(self._process_report(identity, program, result))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from remit.agents import CommandAgent, RunOptions
-from remit.agents.definition import Isolation, load_agent
-from remit.core.errors import InvalidArgument
+from remit.agents.definition import AgentDefinition, Isolation, load_agent
+from remit.core.errors import InvalidArgument, RemitError, UnknownAgent
 from remit.core.limits import Limits
 
 __all__ = ["Job", "load_job"]
@@ -65,7 +65,7 @@ def load_job(target: str, *, workspace: str, arguments: str, pairs: Sequence[str
         )
     # As `python -m` does: what lies in the current folder can be imported.
     _import_from(Path.cwd())
-    agent = load_agent(target)
+    agent = _load(target)
     given = {**_json_mapping(arguments), **dict(_pair(text) for text in pairs)}
     return Job(
         name or target,
@@ -74,6 +74,20 @@ def load_job(target: str, *, workspace: str, arguments: str, pairs: Sequence[str
         options=[RunOptions(name=agent.name)],
         shows_result=True,
     )
+
+
+def _load(place: str) -> AgentDefinition:
+    """Import an agent; whatever its module does wrong on the way is the caller's to mend.
+
+    Raises:
+        UnknownAgent: there is none at that place, or its module cannot be imported.
+    """
+    try:
+        return load_agent(place)
+    except RemitError:
+        raise
+    except Exception as error:  # importing runs user code: anything may come out
+        raise UnknownAgent(f"cannot import the module of agent {place!r}: {type(error).__name__}: {error}") from error
 
 
 def _import_from(folder: Path) -> None:
@@ -141,7 +155,7 @@ def _agent(planned: Any, workspace: str) -> Any:
     from remit.cli.swarm import PlannedPython
 
     if isinstance(planned, PlannedPython):
-        found = load_agent(planned.reference)
+        found = _load(planned.reference)
         if planned.isolation is not None and planned.isolation != found.isolation:
             isolation: Isolation = "actor" if planned.isolation == "actor" else "shared"
             return agent_of(found.fn, name=found.name, isolation=isolation, limits=found.limits, claims=found.claims)

@@ -102,14 +102,10 @@ async def run_turn(
     try:
         try:
             await holder.begin()
-            delegation, runs = holder.prepare(job.agents, job.arguments, job.options)
-            await holder.send(delegation, runs)
+            await _delegate(holder, job, runs)
         except TurnCancelled:
             # Ctrl-C, or somebody else, was faster; the turn ends as cancelled below.
             display.say("cancelled before it had begun")
-        except RemitError as error:
-            await _give_back(holder, error)
-            raise
         if detach and not holder.signal.is_set:
             await session.request("finish_turn", FinishTurn(holder.id, "follow"))
             return Finished(holder.id, None, None, runs, None, time.monotonic() - began)
@@ -126,6 +122,17 @@ async def run_turn(
     return Finished(holder.id, holder.outcome, tree, runs, receipt, time.monotonic() - began)
 
 
+async def _delegate(holder: TurnHolder, job: Job, runs: list[Run]) -> None:
+    """Delegate all runs of a job in one batch, or none; their handles go into `runs`."""
+    try:
+        delegation, handles = holder.prepare(job.agents, job.arguments, job.options)
+        runs.extend(handles)
+        await holder.send(delegation, handles)
+    except RemitError as error:
+        await _give_back(holder, error)
+        raise
+
+
 async def _give_back(holder: TurnHolder, error: RemitError) -> None:
     """End a turn whose delegation was refused; nothing of it has started."""
     closing = asyncio.ensure_future(holder.finish("raised", error))
@@ -133,6 +140,9 @@ async def _give_back(holder: TurnHolder, error: RemitError) -> None:
     await asyncio.wait([closing], timeout=5.0)
     if not closing.done():
         closing.cancel()
+    elif closing.exception() is not None:
+        # Retrieved, so that asyncio does not tell of it: the error that led here says enough.
+        return
 
 
 async def _see_through(

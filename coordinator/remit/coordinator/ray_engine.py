@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import logging
 import os
 import socket
@@ -298,7 +299,7 @@ def connect(address: str) -> None:
         if not ray.is_initialized():
             # It warns that it cannot handle SIGTERM in this thread, which is what we want.
             logging.getLogger("ray").setLevel(logging.ERROR)
-            _stay_on_loopback()
+            _reread_environment()
             try:
                 ray.init(
                     address=address,
@@ -316,16 +317,23 @@ def connect(address: str) -> None:
         _connections += 1
 
 
-def _stay_on_loopback() -> None:
-    """Make Ray heed the local node's environment even if the caller imported it before that was set.
+def _reread_environment() -> None:
+    """Make Ray heed the environment as it is now, even if the caller imported Ray earlier.
 
-    It reads this variable once, at its import, and would look for 127.0.0.1 at the
-    address of the network card, for minutes.
+    It reads these at its import. Without this it would look for the local node at the
+    address of the network card, for minutes, and without the token.
+
+    Source:
+        `_enable_token_auth` and `resolve_ip_for_localhost` below ray/_private (2.60).
     """
     if os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == "0":
         from ray._private import ray_constants
 
         ray_constants.ENABLE_RAY_CLUSTER = False
+    if os.environ.get("RAY_AUTH_MODE") == "token":
+        raylet: Any = importlib.import_module("ray._raylet")
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def disconnect() -> None:

@@ -34,6 +34,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -47,12 +48,14 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what is left in the loop, and end the thread if nothing blocks it."""
-        if self.loop.is_closed():
-            return
-        self.loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._end()))
-        self._thread.join(timeout=2.0)
-        if not self._thread.is_alive():
-            self.loop.close()
+        # A host that was killed is closed by a thread of its own while the test closes all.
+        with self._closing:
+            if self.loop.is_closed():
+                return
+            self.loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._end()))
+            self._thread.join(timeout=2.0)
+            if not self._thread.is_alive():
+                self.loop.close()
 
     async def _end(self) -> None:
         me = asyncio.current_task()
@@ -80,9 +83,10 @@ class InProcessLink:
         if self.is_cut or self._system.closed:
             outer.set_exception(CoordinatorUnavailable("the link is cut"))
             return outer
-        call = self._system.service_call(method, blob)
-        # As over a wire: what the caller has in its context variables stays with the caller.
-        inner = contextvars.Context().run(asyncio.run_coroutine_threadsafe, call, self._system.loop)
+        # Between processes no context variables travel: not the task, span and log of whoever asks.
+        inner = contextvars.Context().run(
+            asyncio.run_coroutine_threadsafe, self._system.service_call(method, blob), self._system.loop
+        )
 
         def done(future: Future[bytes]) -> None:
             if self.is_cut:
@@ -130,7 +134,7 @@ class InProcessHost:
         """Take a batch of attempts."""
         if not self._dead:
             self.received.append("start")
-            self._thread.loop.call_soon_threadsafe(self.host.start, batch)
+            self._thread.loop.call_soon_threadsafe(self.host.start, batch, context=contextvars.Context())
 
     def control(self, orders: bytes) -> None:
         """Take orders, in the sender's thread: a blocked loop does not hold them up."""
