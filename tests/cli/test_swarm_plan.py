@@ -8,6 +8,7 @@ from remit.cli.swarm.model import Isolation, OnFailure, SwarmFile
 from remit.cli.swarm.plan import PlannedCommand, PlannedPython, PlannedRun, SwarmPlan, build_plan
 from remit.core.errors import InvalidArgument, SwarmFileError
 from remit.core.limits import Limits
+from remit.locks import exclusive, read, write
 
 AGENTS = """\
 agents:
@@ -247,3 +248,26 @@ def test_a_model_made_by_hand_is_checked_too(tmp_path: Path) -> None:
     model = SwarmFile.model_validate({"agents": {"a": {"python": "m:f"}}, "runs": [{"name": "r", "agent": "b"}]})
     with pytest.raises(SwarmFileError, match=r"runs\.0\.agent: no agent named 'b'; agents are a"):
         build_plan(model, tmp_path)
+
+
+@pytest.mark.requirement("B39")
+def test_claims_are_filled_with_the_item_and_its_wildcards_are_plain_in_a_pattern(tmp_path: Path) -> None:
+    run = '{name: a, agent: think, each: ["x[1].py"], claims: ["write src/{item}", "read glob {item}/*", exclusive]}'
+    (made,) = plan(tmp_path, run).runs
+    assert made.claims == (write("src/x[1].py"), read(glob="x[[]1].py/*"), exclusive())
+    (bare,) = plan(tmp_path, "{name: a, agent: think}").runs
+    assert bare.claims == ()
+
+
+@pytest.mark.parametrize(
+    ("claims", "told"),
+    [
+        ("[lock src]", "runs[0].claims[0]: must be 'write PATH'"),
+        ("write", "runs[0].claims: must be 'write PATH'"),
+        ("'write {thing}'", "nothing fills {thing}"),
+    ],
+)
+def test_a_claim_that_cannot_be_is_told_with_its_place(tmp_path: Path, claims: str, told: str) -> None:
+    with pytest.raises(SwarmFileError) as caught:
+        plan(tmp_path, f"{{name: a, agent: think, claims: {claims}}}")
+    assert told in str(caught.value)

@@ -61,6 +61,10 @@ def same(live: WorkspaceState, folded: WorkspaceState) -> str:
     for name in ("epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "spawn_failures"):
         if getattr(live, name) != getattr(folded, name):
             return f"{name}: {getattr(live, name)} is not {getattr(folded, name)}"
+    if live.locks.to_dict() != folded.locks.to_dict():
+        return f"claims: {live.locks.claims()} is not {folded.locks.claims()}"
+    if live.awaited != folded.awaited:
+        return f"awaited: {live.awaited} is not {folded.awaited}"
     if (live.live_runs, live.live_turns) != (folded.live_runs, folded.live_turns):
         return "counts of live nodes"
     for request_id, cancel in live.cancels.items():
@@ -348,7 +352,8 @@ class _History:
     def add(self, event: Event) -> None:
         name = event.node_id
         # A refusal and a quiet are about the request, and may come after the end.
-        if name in self._parents and event.kind not in ("delegation_refused", "cancel_quiet"):
+        # So is the end of a quarantine, once the proof is there.
+        if name in self._parents and event.kind not in ("delegation_refused", "cancel_quiet", "claim_changed"):
             assert name not in self._ended, f"{event.kind} after the end of {name}"
         if isinstance(event, TurnAccepted | RunAccepted):
             assert name not in self._parents

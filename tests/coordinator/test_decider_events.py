@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -27,6 +28,7 @@ KINDS = [
 TEXT = st.text(max_size=8)
 NUMBER = st.floats(min_value=0, max_value=4e9, allow_nan=False)
 COUNT = st.integers(min_value=0, max_value=2**40)
+PLAIN = st.dictionaries(TEXT, TEXT | COUNT, max_size=3)
 CAUSE = st.builds(Cause, st.sampled_from(CauseKind), TEXT, TEXT, TEXT, TEXT, COUNT, TEXT)
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     str: TEXT,
@@ -34,6 +36,8 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: COUNT,
     bool: st.booleans(),
     tuple[str, ...]: st.lists(TEXT, max_size=3).map(tuple),
+    dict[str, Any]: PLAIN,
+    tuple[Mapping[str, Any], ...]: st.lists(PLAIN, max_size=2).map(tuple),
     float | None: st.none() | NUMBER,
     int | None: st.none() | COUNT,
     Cause | None: st.none() | CAUSE,

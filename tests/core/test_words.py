@@ -41,7 +41,12 @@ def _sample(cls: Any) -> Any:
     return cls("said", where="here", number=7)
 
 
-@pytest.mark.parametrize("cls", [*_all_errors(errors.RemitError), errors.TurnCancelled], ids=lambda c: c.__name__)
+def _own_errors() -> list[type[BaseException]]:
+    # Errors of other packages continue the tree; their own tests know how to make them.
+    return [cls for cls in _all_errors(errors.RemitError) if cls.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("cls", [*_own_errors(), errors.TurnCancelled], ids=lambda c: c.__name__)
 def test_every_error_survives_pickling_with_its_attributes(cls: type[BaseException]) -> None:
     error = _sample(cls)
     copy = pickle.loads(pickle.dumps(error))

@@ -3,6 +3,7 @@
 from remit.agents.command import CommandAgent
 from remit.agents.context import RunContext
 from remit.agents.definition import AgentDefinition, agent
+from remit.agents.leases import Lease
 from remit.agents.runs import CancelReceipt, Run, RunOptions
 from remit.agents.sync_context import SyncRunContext
 from remit.agents.sync_delegation import SyncRun
@@ -11,6 +12,7 @@ __all__ = [
     "AgentDefinition",
     "CancelReceipt",
     "CommandAgent",
+    "Lease",
     "Run",
     "RunContext",
     "RunOptions",

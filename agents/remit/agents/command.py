@@ -10,8 +10,10 @@ from typing import Any
 
 from remit.agents.context import RunContext
 from remit.agents.definition import Isolation
+from remit.agents.wishes import checked_claims
 from remit.core.errors import CommandFailed, CommandTimedOut, InvalidArgument, TurnCancelled
 from remit.core.limits import Limits
+from remit.locks import Claim
 from remit.processes import CommandResult, CommandTemplate
 
 __all__ = ["CommandAgent"]
@@ -46,6 +48,8 @@ class CommandAgent:
         ok_exit_codes: statuses that count as success.
         isolation: `shared` by default; `actor` for a host of its own.
         limits: for runs below; a command has none.
+        claims: paths that a run holds from before it takes a slot until the program is
+            gone; `write("{path}")` is filled from its arguments.
 
     Raises:
         InvalidArgument: the template or a number does not hold.
@@ -64,6 +68,7 @@ class CommandAgent:
         ok_exit_codes: Collection[int] = (0,),
         isolation: Isolation = "shared",
         limits: Limits | None = None,
+        claims: Claim | Sequence[Claim] = (),
     ) -> None:
         self.template = CommandTemplate(argv, shell=shell)
         if isolation not in ("shared", "actor"):
@@ -80,6 +85,7 @@ class CommandAgent:
         self.ok_exit_codes = frozenset(ok_exit_codes)
         self.isolation: Isolation = isolation
         self.limits = limits
+        self.claims = checked_claims(claims)
         self.resources_key = ""
 
     def __repr__(self) -> str:

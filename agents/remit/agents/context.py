@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remit.agents.client import ClientSession
-from remit.agents.delegation import Delegator
+from remit.agents.leases import ClaimHolder
 from remit.agents.outbox import Outbox
 from remit.agents.payload import encode_result, short_preview
 from remit.agents.runs import Run
@@ -37,7 +37,7 @@ _LOG_LOCK = threading.Lock()
 _PREVIEW_BYTES = 2048
 
 
-class RunContext(Delegator):
+class RunContext(ClaimHolder):
     """What a sub-agent's body is given first: its signal, and everything a turn can do.
 
     Made by the host, one for each attempt. `async def` bodies await its methods;
@@ -272,14 +272,16 @@ class RunContext(Delegator):
     # -- giving way while waiting --------------------------------------------------
 
     @contextmanager
-    def _while_waiting(self, run_ids: Sequence[str]) -> Generator[asyncio.Future[None] | None]:
+    def _while_waiting(
+        self, run_ids: Sequence[str], *, what: str = "children"
+    ) -> Generator[asyncio.Future[None] | None]:
         """Give up the slot for the time of a wait; several waits share one yield."""
         self._wait_count += 1
         wait_id = self._wait_count
         refusal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waits[wait_id] = (tuple(run_ids), refusal)
         on = tuple(dict.fromkeys(name for ids, _ in self._waits.values() for name in ids))
-        self._outbox.put(ReportWaiting(self.run_id, self.attempt, wait_id, on))
+        self._outbox.put(ReportWaiting(self.run_id, self.attempt, wait_id, on, what))
         try:
             yield refusal
         finally:

@@ -7,12 +7,14 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
+from remit.agents.wishes import checked_claims
 from remit.core.errors import InvalidArgument, UnknownAgent
 from remit.core.limits import Limits
+from remit.locks import Claim
 
 __all__ = ["AgentDefinition", "Isolation", "agent", "as_agent", "load_agent"]
 
@@ -35,6 +37,8 @@ class AgentDefinition:
     """For what it delegates in turn."""
     resources: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`num_cpus`, `num_gpus`, `runtime_env` for the host, as Ray takes them."""
+    claims: tuple[Claim, ...] = ()
+    """Paths that a run of it must hold before it takes a slot; with fields from its arguments."""
 
     def __post_init__(self) -> None:
         """Look like the function, so that editors and tracebacks name it."""
@@ -105,6 +109,7 @@ def agent(
     name: str | None = None,
     isolation: Isolation | None = None,
     limits: Limits | None = None,
+    claims: Claim | Sequence[Claim] = (),
     num_cpus: float | None = None,
     num_gpus: float | None = None,
     runtime_env: Mapping[str, Any] | None = None,
@@ -118,6 +123,7 @@ def agent(
     name: str | None = None,
     isolation: Isolation | None = None,
     limits: Limits | None = None,
+    claims: Claim | Sequence[Claim] = (),
     num_cpus: float | None = None,
     num_gpus: float | None = None,
     runtime_env: Mapping[str, Any] | None = None,
@@ -134,6 +140,8 @@ def agent(
         isolation: `shared` (default for `async def`) or `actor` (default for `def`,
             and whenever resources are asked for).
         limits: for what the agent delegates in turn.
+        claims: paths that a run holds from before it takes a slot until it has ended;
+            `write("{path}")` is filled from its arguments.
         num_cpus: CPUs that Ray reserves for its host; None for none.
         num_gpus: GPUs that Ray reserves for its host; None for none.
         runtime_env: Ray runtime environment for its host.
@@ -149,6 +157,7 @@ def agent(
                 name=name,
                 isolation=isolation,
                 limits=limits,
+                claims=claims,
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 runtime_env=runtime_env,
@@ -164,6 +173,7 @@ def agent_of(
     name: str | None = None,
     isolation: Isolation | None = None,
     limits: Limits | None = None,
+    claims: Claim | Sequence[Claim] = (),
     num_cpus: float | None = None,
     num_gpus: float | None = None,
     runtime_env: Mapping[str, Any] | None = None,
@@ -195,6 +205,7 @@ def agent_of(
         is_async=is_async,
         limits=limits,
         resources=resources,
+        claims=checked_claims(claims),
     )
 
 

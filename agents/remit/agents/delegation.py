@@ -19,6 +19,7 @@ from remit.agents.environment import capture
 from remit.agents.payload import encode_arguments, short_preview
 from remit.agents.runs import CancelReceipt, Run, RunOptions, request_cancel
 from remit.agents.transport import AgentBundle, bundle
+from remit.agents.wishes import areas_of_run, checked_claims
 from remit.core.cause import CauseKind
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import DependencyError, InvalidArgument, TurnCancelled
@@ -184,7 +185,7 @@ class Delegator(ABC):
             )
         names = _names(runs) if any(option.after for option in options) else {}
         requests = tuple(
-            _run_request(run, bundles[id(candidate)], given, option, names)
+            _run_request(run, bundles[id(candidate)], given, option, names, self.session.opened.workspace)
             for run, candidate, given, option in zip(runs, agents, arguments, options, strict=True)
         )
         environment = capture()
@@ -307,7 +308,9 @@ class Delegator(ABC):
         return done or enough()
 
     @contextmanager
-    def _while_waiting(self, run_ids: Sequence[str]) -> Generator[asyncio.Future[None] | None]:
+    def _while_waiting(
+        self, run_ids: Sequence[str], *, what: str = "children"
+    ) -> Generator[asyncio.Future[None] | None]:
         """Give way to others during a wait; yields a future that fails if the wait is refused."""
         yield None
 
@@ -465,6 +468,7 @@ def _run_request(
     arguments: Mapping[str, Any],
     options: RunOptions,
     names: Mapping[str, str],
+    workspace: str,
 ) -> RunRequest:
     _check_options(options)
     packed.check_arguments(arguments)
@@ -485,7 +489,16 @@ def _run_request(
         detached=options.detached,
         grace_s=options.grace_s,
         limits=options.limits or packed.limits,
+        claims=_claims(packed, options, arguments, workspace),
     )
+
+
+def _claims(
+    packed: AgentBundle, options: RunOptions, arguments: Mapping[str, Any], workspace: str
+) -> tuple[Mapping[str, Any], ...]:
+    if not (packed.claims or options.claims):
+        return ()
+    return areas_of_run(packed.claims, checked_claims(options.claims), arguments, workspace)
 
 
 def _dependency(item: object, names: Mapping[str, str]) -> str:

@@ -28,6 +28,7 @@ from remit.core.messages import (
 )
 from remit.core.outcome import Outcome
 from remit.core.scope import shielded
+from remit.locks import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,6 +58,8 @@ class RunOptions:
     """Seconds between asking it to stop and forcing it; None: as its parent."""
     limits: Limits | None = None
     """Bounds for what it delegates in turn."""
+    claims: tuple[Claim, ...] = ()
+    """Paths that it must hold before it takes a slot, until it has ended; besides those of its agent."""
 
 
 class Owner(Protocol):

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, overload
+import os
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import IO, Any, Literal, TypeVar, overload
 
-from remit.agents.delegation import Delegator
+from remit.agents.leases import ClaimHolder, Lease
 from remit.agents.runs import CancelReceipt, Run, RunOptions
 from remit.core.cause import Cause
 from remit.core.errors import CoordinatorUnavailable, InternalError
 from remit.core.outcome import Outcome
 from remit.core.signal import CancelSignal
+from remit.locks import Claim
 
-__all__ = ["SyncDelegator", "SyncReceipt", "SyncRun", "run_in_loop"]
+__all__ = ["SyncDelegator", "SyncLease", "SyncReceipt", "SyncRun", "run_in_loop"]
 
 T = TypeVar("T")
 
@@ -119,6 +122,30 @@ class SyncRun:
         return SyncReceipt(receipt, self._loop)
 
 
+class SyncLease:
+    """A lease with a blocking `check`; see `Lease`."""
+
+    __slots__ = ("_lease", "_loop")
+
+    def __init__(self, lease: Lease, loop: asyncio.AbstractEventLoop) -> None:
+        self._lease = lease
+        self._loop = loop
+
+    @property
+    def token(self) -> int:
+        """Fencing token: larger than that of every earlier grant."""
+        return self._lease.token
+
+    @property
+    def claim_id(self) -> str:
+        """`claim_...`."""
+        return self._lease.claim_id
+
+    def check(self) -> None:
+        """Ask the coordinator whether this lease is held; see `Lease.check`."""
+        run_in_loop(self._loop, self._lease.check())
+
+
 class SyncDelegator:
     """What a plain body or a plain caller may do: the names of `Delegator`, blocking.
 
@@ -127,7 +154,7 @@ class SyncDelegator:
         loop: the loop that serves it, running in another thread.
     """
 
-    def __init__(self, delegator: Delegator, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, delegator: ClaimHolder, loop: asyncio.AbstractEventLoop) -> None:
         self._delegator = delegator
         self._loop = loop
 
@@ -190,6 +217,31 @@ class SyncDelegator:
             waiting = [run for run in waiting if not run.is_settled]
             yield from (by_handle[run] for run in ended)
 
+    @contextmanager
+    def claim(self, *claims: Claim, timeout_s: float | None = None) -> Generator[SyncLease]:
+        """Hold claims for the time of a block; see `ClaimHolder.claim`."""
+        lease = run_in_loop(self._loop, self._delegator.acquire(claims, timeout_s))
+        try:
+            yield SyncLease(lease, self._loop)
+        finally:
+            run_in_loop(self._loop, self._delegator.release(lease))
+
+    def write_text(self, path: str | os.PathLike[str], text: str, *, encoding: str = "utf-8") -> None:
+        """Write a file as a whole, under a lease that covers it; see `ClaimHolder.write_text`."""
+        run_in_loop(self._loop, self._delegator.write_text(path, text, encoding=encoding))
+
+    @contextmanager
+    def open(self, path: str | os.PathLike[str], mode: str = "w", *, encoding: str = "utf-8") -> Generator[IO[Any]]:
+        """Write a file under a lease that covers it; see `ClaimHolder.open`."""
+        writer = self._delegator.open(path, mode, encoding=encoding)
+        file = run_in_loop(self._loop, writer.__aenter__())
+        try:
+            yield file
+        except BaseException as error:
+            run_in_loop(self._loop, _leave(writer, error))
+            raise
+        run_in_loop(self._loop, _leave(writer, None))
+
     def sleep(self, seconds: float) -> None:
         """Sleep, ending at once with `TurnCancelled` when cancelled."""
         run_in_loop(self._loop, self._delegator.sleep(seconds))
@@ -198,6 +250,15 @@ class SyncDelegator:
         """Cancel this turn or run itself; see `Delegator.cancel`."""
         receipt = run_in_loop(self._loop, self._delegator.cancel(reason, kill=kill))
         return SyncReceipt(receipt, self._loop)
+
+
+async def _leave(writer: AbstractAsyncContextManager[IO[Any]], error: BaseException | None) -> None:
+    """Leave a block that was entered in this loop from another thread; its own error is raised there."""
+    try:
+        await writer.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
+    except BaseException as raised:
+        if raised is not error:
+            raise
 
 
 def _any_settled(runs: Sequence[Run]) -> Callable[[], bool]:

@@ -15,6 +15,7 @@ from remit.agents.payload import decode, encode_agent
 from remit.core.errors import RemitError
 from remit.core.limits import Limits
 from remit.core.messages import dumps, loads
+from remit.locks import Claim
 
 __all__ = ["AgentBundle", "CodeChanged", "bundle", "unbundle"]
 
@@ -36,6 +37,7 @@ class AgentBundle:
     isolation: str
     resources_key: str
     limits: Limits | None
+    claims: tuple[Claim, ...]
     check_arguments: Callable[[Mapping[str, Any]], None]
 
 
@@ -59,6 +61,7 @@ def bundle(agent: Any) -> AgentBundle:
         isolation=agent.isolation,
         resources_key=agent.resources_key,
         limits=agent.limits,
+        claims=agent.claims,
         check_arguments=agent.argument_check(),
     )
     _packed[agent] = packed

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from remit.core.errors import RemitError, TurnCancelled
+from remit.core.errors import RemitError, TurnCancelled, UsageError
 from remit.core.outcome import Outcome
 
 __all__ = ["CANCELLED", "FAILED", "TIMED_OUT", "USAGE", "of_error", "of_outcome", "reported"]
@@ -27,18 +27,8 @@ _OUTCOMES = {
     Outcome.CANCELLED: CANCELLED,
 }
 
-# Everything that is not the caller's to mend ends with 1; these end with 2.
-_USAGE_CODES = {
-    "argument_not_picklable",
-    "argument_too_large",
-    "coordinator_unavailable",
-    "dependency_error",
-    "invalid_argument",
-    "not_found",
-    "swarm_file_error",
-    "unknown_agent",
-    "usage_error",
-}
+# Besides the caller's own mistakes, what only the caller can mend: no Ray, or nothing that runs.
+_USAGE_CODES = {"coordinator_unavailable"}
 
 
 def of_outcome(outcome: Outcome | None) -> int:
@@ -50,7 +40,7 @@ def of_error(error: BaseException) -> int:
     """Return the exit status for an error."""
     if isinstance(error, TurnCancelled):
         return CANCELLED
-    if isinstance(error, RemitError) and error.code in _USAGE_CODES:
+    if isinstance(error, UsageError) or (isinstance(error, RemitError) and error.code in _USAGE_CODES):
         return USAGE
     return FAILED
 

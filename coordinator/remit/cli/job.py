@@ -142,6 +142,7 @@ def _swarm_job(path: Path, workspace: str, name: str) -> Job:
                 attempt_timeout_s=run.attempt_timeout_s,
                 retries=run.retries,
                 detached=run.detached,
+                claims=run.claims,
                 limits=run.limits,
             )
         )
@@ -157,7 +158,7 @@ def _agent(planned: Any, workspace: str) -> Any:
         found = _load(planned.reference)
         if planned.isolation is not None and planned.isolation != found.isolation:
             isolation: Isolation = "actor" if planned.isolation == "actor" else "shared"
-            return agent_of(found.fn, name=found.name, isolation=isolation, limits=found.limits)
+            return agent_of(found.fn, name=found.name, isolation=isolation, limits=found.limits, claims=found.claims)
         return found
     folder = Path(workspace) / planned.cwd if planned.cwd else Path(workspace)
     return CommandAgent(

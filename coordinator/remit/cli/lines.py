@@ -20,6 +20,7 @@ _MARKS = {
     "running": ">",
     "settling": ">",
     "waiting": "~",
+    "claiming": "~",
     "resuming": "~",
     "cancelling": "!",
 }
@@ -34,6 +35,7 @@ _STYLES = {
     "running": "cyan",
     "settling": "cyan",
     "waiting": "blue",
+    "claiming": "blue",
 }
 _WIDE = 6
 """Children of one node that are shown one by one if there are more than fit."""

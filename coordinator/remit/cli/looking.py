@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import assert_never
 
 from remit.cli.exits import FAILED, of_outcome
 from remit.cli.lines import Line, node_line, summary, tree_lines
@@ -12,8 +13,9 @@ from remit.cli.records import Records, opened
 from remit.coordinator.state import Node
 from remit.coordinator.views import NodeView, node_view, tree_view
 from remit.core.outcome import Outcome
+from remit.locks import ClaimState, ClaimView
 
-__all__ = ["show_result", "show_tree", "show_turns"]
+__all__ = ["show_locks", "show_result", "show_tree", "show_turns"]
 
 _RECENT = 10
 
@@ -65,6 +67,39 @@ def show_tree(workspace: Path, target: str | None, *, as_json: bool) -> None:
             print_json({"workspace": records.workspace, "live": records.is_live, **view.to_dict()})
             return
         print_lines([*_gone_note(records, list(view.nodes)), *tree_lines(view)])
+
+
+def show_locks(workspace: Path, *, as_json: bool) -> None:
+    """List claims: who holds what since when, who waits for what behind whom."""
+    with opened(workspace) as records:
+        claims = records.state.locks.claims()
+        if as_json:
+            listed = [claim.to_dict() for claim in claims]
+            print_json({"workspace": records.workspace, "live": records.is_live, "claims": listed})
+            return
+        lines = [_claim_line(records, claim) for claim in claims]
+        if lines and not records.is_live:
+            gone = "no coordinator is at work here: this is how things stood when it went away"
+            lines.insert(0, Line(gone, "yellow"))
+        print_lines(lines or [Line(f"nothing is claimed in {records.workspace}")])
+
+
+def _claim_line(records: Records, claim: ClaimView) -> Line:
+    """Return one claim as a line: what, who, since when, behind whom."""
+    node = records.state.nodes.get(claim.owner)
+    label = f" ({node.name or node.agent})" if node is not None and (node.name or node.agent) else ""
+    text = f"{' and '.join(claim.wants)}  {claim.state.value}  {claim.owner}{label}"
+    text += f"  {max(0.0, records.now - claim.since):.0f} s"
+    match claim.state:
+        case ClaimState.GRANTED:
+            return Line(f"{text}  token {claim.token}")
+        case ClaimState.QUEUED:
+            held = f"held by {', '.join(claim.held_by)}" if claim.held_by else f"behind {', '.join(claim.behind)}"
+            return Line(f"{text}  {held}", "yellow")
+        case ClaimState.QUARANTINED:
+            return Line(f"{text}  {claim.note}", "red")
+        case _:
+            assert_never(claim.state)
 
 
 def show_result(workspace: Path, target: str, *, as_json: bool) -> int:

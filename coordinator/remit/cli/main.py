@@ -168,6 +168,15 @@ def tree(
 
 
 @app.command()
+def locks(workspace: Workspace = HERE, as_json: AsJson = False) -> None:
+    """List claims on paths: who holds what since when, who waits for what behind whom."""
+    from remit.cli.looking import show_locks
+
+    with reported():
+        show_locks(workspace, as_json=as_json)
+
+
+@app.command()
 def cancel(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help="Turn, run (a unique part of the id will do) or session.")],

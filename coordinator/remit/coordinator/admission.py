@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from remit.coordinator.settling import attempt_cause, end_blocked, start_turns
+from remit.coordinator.settling import attempt_cause, claim_start, end_blocked, start_turns
 from remit.coordinator.state import Node, NodeState
 from remit.coordinator.stopping import cancel_node
 from remit.coordinator.transaction import Transaction
@@ -141,6 +141,8 @@ def delegate(tx: Transaction, request: DelegateRequest) -> tuple[Node, ...]:
     for node in accepted:
         if node.after and not node.is_ended:
             _block_if_hopeless(tx, node)
+        if node.state is NodeState.CLAIMING:
+            claim_start(tx, node)
     return accepted
 
 
@@ -314,6 +316,7 @@ def _accept(tx: Transaction, parent: Node, request: DelegateRequest, run: RunReq
             max_children=limits.max_children if limits else None,
             max_concurrent=limits.max_concurrent if limits else None,
             arguments=run.preview,
+            claims=run.claims,
         )
     )
     if run.deadline_s is not None:
@@ -326,6 +329,6 @@ def _block_if_hopeless(tx: Transaction, node: Node) -> None:
     for name in node.after:
         other = tx.state.nodes.get(name)
         if other is not None and other.is_ended and other.outcome is not Outcome.SUCCEEDED:
-            if node.state in (NodeState.DEPENDING, NodeState.QUEUED):
+            if node.state in (NodeState.DEPENDING, NodeState.CLAIMING, NodeState.QUEUED):
                 end_blocked(tx, node, other)
             return

@@ -19,6 +19,7 @@ from remit.core.cause import CauseKind
 from remit.core.errors import CoordinatorUnavailable, InvalidArgument
 from remit.core.limits import Limits
 from remit.core.messages import OpenTurn
+from remit.locks import ClaimView
 
 __all__ = ["Coordinator", "resolve_workspace"]
 
@@ -288,6 +289,25 @@ class Coordinator:
         """
         view: TreeView = await self.session.request("tree", node_id)
         return view
+
+    async def locks(self) -> tuple[ClaimView, ...]:
+        """Return all claims that are held, waited for or quarantined, first come first."""
+        views: tuple[ClaimView, ...] = await self.session.request("locks", None)
+        return views
+
+    async def clear_claims(self, node_id: str) -> None:
+        """Free what is quarantined for an ended turn or run.
+
+        For people who know that nothing of it writes any more where that could not
+        be proven.
+
+        Args:
+            node_id: the owner, as `locks` shows it.
+
+        Durability:
+            On the disk when this returns.
+        """
+        await self.session.request("clear_claims", node_id)
 
     async def statistics(self) -> dict[str, Any]:
         """Return counts of turns, runs, slots, hosts and clients, for people and tests."""

@@ -14,8 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remit.coordinator.admission import delegate, open_turn
+from remit.coordinator.claiming import (
+    answer_claim,
+    check_claim,
+    clear_claims,
+    clear_host,
+    expire_claim,
+    give_up_claim,
+    start_sweeps,
+    wait_cycle_over_claims,
+)
 from remit.coordinator.placement import let_idle_hosts_go, pump
-from remit.coordinator.settling import settle, settle_report
+from remit.coordinator.settling import claim_start, settle, settle_report
 from remit.coordinator.state import Node, NodeState, WorkspaceState
 from remit.coordinator.stopping import (
     cancel,
@@ -43,10 +53,14 @@ from remit.core.events import (
 )
 from remit.core.ids import IdFactory
 from remit.core.messages import (
+    AskClaim,
     CancelAnswer,
     CancelRequest,
+    ClaimAnswer,
+    ClaimCheck,
     DelegateRequest,
     FinishTurn,
+    GiveUpClaim,
     OpenTurn,
     ReportBatch,
     ReportEnded,
@@ -67,6 +81,7 @@ class Decision:
     effects: Effects
     answer: CancelAnswer | None = None
     error: RemitError | TurnCancelled | None = None
+    claim: ClaimAnswer | None = None
 
 
 class Decider:
@@ -90,6 +105,7 @@ class Decider:
         self._ids = ids or IdFactory()
         self._timers = Timers()
         self._payloads: dict[str, bytes] = {}
+        self._sweeping: dict[str, set[int]] = {}
 
     def next_due(self) -> float | None:
         """Return when `tick` is wanted next, in seconds since 1970, or None."""
@@ -111,9 +127,12 @@ class Decider:
         *,
         answer: CancelAnswer | None = None,
         error: RemitError | TurnCancelled | None = None,
+        claim: ClaimAnswer | None = None,
     ) -> Decision:
         pump(tx)
-        return Decision(tx.events, tx.effects, answer, error)
+        for run_id, process in tx.effects.sweep:
+            self._sweeping.setdefault(run_id, set()).add(process.pid)
+        return Decision(tx.events, tx.effects, answer, error, claim)
 
     def start(self, epoch: int, pid: int, now: float) -> Decision:
         """Begin a life of the coordinator; settle what an earlier one left running.
@@ -128,6 +147,7 @@ class Decider:
         for host in list(self.state.hosts.values()):
             tx.effects.kill.append((host.id, "its coordinator was restarted"))
             self._drop_host(tx, host.id, "its coordinator was restarted")
+        start_sweeps(tx)
         live = [node for node in self.state.nodes.values() if not node.is_ended]
         for node in sorted(live, key=lambda n: -n.depth):
             self._settle_left_over(tx, node)
@@ -176,6 +196,9 @@ class Decider:
         """Take the holder's word that a turn's body has ended."""
         tx = self._begin(now)
         turn = self.state.turns.get(request.turn_id)
+        if turn is not None and turn.is_ended:
+            # Its holder is late, but now it is proven that its body writes no more.
+            clear_claims(tx, turn.id)
         if turn is None or turn.is_ended or turn.report:
             self.state.refused += turn is not None and turn.is_ended
             return self._finish(tx)
@@ -211,6 +234,45 @@ class Decider:
         except RemitError as error:
             return self._finish(tx, error=error)
         return self._finish(tx, answer=answer)
+
+    def ask_claim(self, request: AskClaim, now: float) -> Decision:
+        """Grant areas, queue the request, or refuse it (see `claiming.answer_claim`)."""
+        tx = self._begin(now)
+        try:
+            claim = answer_claim(tx, request)
+        except (RemitError, TurnCancelled) as error:
+            return self._finish(tx, error=error)
+        return self._finish(tx, claim=claim)
+
+    def give_up_claim(self, request: GiveUpClaim, now: float) -> Decision:
+        """Release a lease or take a request back; whoever waited for it alone is granted."""
+        tx = self._begin(now)
+        try:
+            give_up_claim(tx, request)
+        except RemitError as error:
+            return self._finish(tx, error=error)
+        return self._finish(tx)
+
+    def check_claim(self, request: ClaimCheck) -> int:
+        """Return the token under which a writer may write now (see `claiming.check_claim`)."""
+        return check_claim(self.state, request)
+
+    def clear_claims(self, node_id: str, now: float) -> Decision:
+        """Free what is quarantined for a node: somebody vouches that it writes no more."""
+        tx = self._begin(now)
+        clear_claims(tx, node_id)
+        return self._finish(tx)
+
+    def swept(self, run_id: str, pid: int, now: float, *, gone: bool) -> Decision:
+        """A process that a dead host had left is gone, or could not be ended."""
+        tx = self._begin(now)
+        left = self._sweeping.get(run_id)
+        if left is not None and gone:
+            left.discard(pid)
+            if not left:
+                del self._sweeping[run_id]
+                clear_claims(tx, run_id)
+        return self._finish(tx)
 
     def client_gone(self, client_id: str, reason: str, now: float) -> Decision:
         """A client has not been heard of for its grace."""
@@ -249,6 +311,7 @@ class Decider:
                 tx.effects.sweep.append((run.id, process))
             if run.on_host:
                 self._host_of_run_gone(tx, run, killed=killed, reason=reason)
+        clear_host(tx, host_id)
 
     def _host_of_run_gone(self, tx: Transaction, run: Node, *, killed: bool, reason: str) -> None:
         word = "killed" if killed else "lost"
@@ -297,6 +360,10 @@ class Decider:
         if node.report:
             return
         cycle = wait_cycle(self.state, node, item.on)
+        if cycle:
+            tx.effects.wait_refusals.setdefault(node.host_id, []).append((node.id, item.wait_id, " -> ".join(cycle)))
+            return
+        cycle = wait_cycle_over_claims(self.state, node, item.on)
         if cycle:
             tx.effects.wait_refusals.setdefault(node.host_id, []).append((node.id, item.wait_id, " -> ".join(cycle)))
             return
@@ -354,10 +421,16 @@ class Decider:
         due = self._timers.pop_due(now)
         due.sort(key=lambda timer: (timer.due, self._depth(timer.node_id)))
         for timer in due:
+            if timer.kind == "claim":
+                expire_claim(tx, timer.node_id)
+                continue
             node = self.state.nodes.get(timer.node_id)
             if node is None:
                 continue
-            if timer.kind == "deadline":
+            if timer.kind == "retry":
+                if node.state is NodeState.RETRYING and node.claims and node.attempt == timer.number:
+                    claim_start(tx, node)
+            elif timer.kind == "deadline":
                 expire(tx, node)
             elif timer.kind == "attempt":
                 expire_attempt(tx, node, timer.number)
@@ -387,6 +460,8 @@ class Decider:
         doomed = {turn.id for turn in ended[:surplus]}
         live = {n.turn_id for n in self.state.nodes.values() if not n.is_ended}
         doomed -= live
+        # What is quarantined is shown with its owner.
+        doomed -= {self.state.nodes[name].turn_id for name in self.state.locks.owners() if name in self.state.nodes}
         gone = [name for name, node in self.state.nodes.items() if node.turn_id in doomed]
         for name in gone:
             del self.state.nodes[name]

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 from remit.coordinator.engine import Engine, HostLink
 from remit.coordinator.mailbox import Mailboxes
-from remit.coordinator.state import Node, WorkspaceState
+from remit.coordinator.state import Node, ProcessState, WorkspaceState
 from remit.coordinator.transaction import Effects
 from remit.core.messages import (
+    ClaimNotice,
     DelegateRequest,
     EndedNotice,
     Order,
@@ -42,6 +43,10 @@ class HostEvents(Protocol):
 
     def host_gone(self, host_id: str, reason: str) -> None:
         """A host is not there any more."""
+        ...
+
+    def process_swept(self, run_id: str, pid: int, gone: bool, /) -> None:
+        """A process that a dead host had left is gone, or could not be ended."""
         ...
 
 
@@ -104,7 +109,7 @@ class Dispatcher:
             self._spawning.add(task)
             task.add_done_callback(self._spawning.discard)
         for run_id, process in effects.sweep:
-            self._engine.sweep(run_id, process.pid, process.start_time, process.machine)
+            self._sweep(run_id, process)
         for host_id, reason in effects.kill:
             self._kill(host_id, reason)
         self._notify(effects, payloads)
@@ -193,6 +198,19 @@ class Dispatcher:
         if not self._abandoned:
             self._events.host_gone(host_id, reason)
 
+    def _sweep(self, run_id: str, process: ProcessState) -> None:
+        def done(gone: bool) -> None:
+            try:
+                self._loop.call_soon_threadsafe(self._swept, run_id, process.pid, gone)
+            except RuntimeError:
+                logger.debug("a process of %s was ended after the loop was closed", run_id)
+
+        self._engine.sweep(run_id, process.pid, process.start_time, process.machine, done)
+
+    def _swept(self, run_id: str, pid: int, gone: bool) -> None:
+        if not self._abandoned:
+            self._events.process_swept(run_id, pid, gone)
+
     def _kill(self, host_id: str, reason: str) -> None:
         logger.info("host %s is ended: %s", host_id, reason)
         task = self._loop.create_task(self._engine.kill(host_id))
@@ -206,6 +224,8 @@ class Dispatcher:
         await asyncio.gather(*(self._engine.kill(host_id) for host_id in list(self._state.hosts)))
 
     def _notify(self, effects: Effects, payloads: Mapping[str, bytes]) -> None:
+        for owner_id, claimed in effects.claims:
+            self._tell_owner(owner_id, claimed)
         for turn_id in effects.turn_started:
             turn = self._state.nodes[turn_id]
             self._clients.post(turn.client_id, TurnStartedNotice(turn_id))
@@ -219,6 +239,12 @@ class Dispatcher:
                 continue
             self._briefs.pop(node_id, None)
             self._clients.post_end(node.client_id, self.notice(node, payloads.get(node_id)))
+
+    def _tell_owner(self, owner_id: str, claimed: ClaimNotice) -> None:
+        owner = self._state.nodes.get(owner_id)
+        if owner is not None:
+            client_id = owner.client_id if owner.is_turn else self._clients.of_host(owner.host_id)
+            self._clients.post(client_id, claimed)
 
     def notice(self, node: Node, payload: bytes | None) -> EndedNotice:
         """Return the notice of an ended node."""

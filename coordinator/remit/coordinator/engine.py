@@ -50,8 +50,16 @@ class Engine(Protocol):
         """End a host without asking it; `on_gone` follows."""
         ...
 
-    def sweep(self, run_id: str, pid: int, start_time: float, machine: str) -> None:
-        """End a tool process whose host died, if it can be reached from here."""
+    def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
+        """End a tool process whose host died, if it can be reached from here.
+
+        Args:
+            run_id: the run that had started it.
+            pid: its process id.
+            start_time: its start time, as it was reported.
+            machine: where it ran.
+            on_done: called once, from any thread: whether it is proven gone.
+        """
         ...
 
     def exit(self) -> None:

@@ -27,6 +27,7 @@ from remit.core.events import (
     AttemptExpired,
     CancelQuiet,
     CancelRequested,
+    ClaimChanged,
     CoordinatorStarted,
     CoordinatorStopping,
     DelegationRefused,
@@ -54,6 +55,7 @@ from remit.core.events import (
 )
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
+from remit.locks import Granted, Queued, event_from_dict
 
 __all__ = ["evolve"]
 
@@ -198,6 +200,7 @@ def _run_accepted(state: WorkspaceState, event: RunAccepted) -> None:
     node.grace_s = event.grace_s
     node.limits = _limits(event)
     node.arguments = event.arguments
+    node.claims = event.claims
     state.nodes[node.id] = node
     # A new request is a new try: what kept hosts from starting may be over.
     if state.spawn_failures:
@@ -213,6 +216,15 @@ def _run_accepted(state: WorkspaceState, event: RunAccepted) -> None:
     if node.pending:
         node.state = NodeState.DEPENDING
     else:
+        _become_ready(state, node)
+
+
+def _become_ready(state: WorkspaceState, node: Node) -> None:
+    """Let a run that comes after nothing any more wait for its claims, or for a slot."""
+    if node.claims:
+        node.state = NodeState.CLAIMING
+    else:
+        node.state = NodeState.QUEUED
         state.queues[node.pool][node.id] = None
 
 
@@ -250,6 +262,11 @@ def _run_waiting(state: WorkspaceState, event: RunWaiting) -> None:
     _release_slot(state, node)
     # A body may wait again before its last wait has given it a slot.
     state.resuming[node.pool].pop(node.id, None)
+    _forget_awaited(state, node)
+    own = node.live_children or ()
+    for name in event.on:
+        if name not in own:
+            state.awaited.setdefault(name, {})[node.id] = None
     node.waiting_on = event.on
     node.waiting_what = event.what
     node.waiting_since = event.at
@@ -257,11 +274,26 @@ def _run_waiting(state: WorkspaceState, event: RunWaiting) -> None:
         node.state = NodeState.WAITING
 
 
+def _forget_awaited(state: WorkspaceState, node: Node) -> None:
+    if state.awaited:
+        for name in node.waiting_on:
+            waiters = state.awaited.get(name)
+            if waiters is not None:
+                waiters.pop(node.id, None)
+                if not waiters:
+                    del state.awaited[name]
+
+
+def _stop_waiting(state: WorkspaceState, node: Node) -> None:
+    _forget_awaited(state, node)
+    node.waiting_on = ()
+    node.waiting_what = ""
+
+
 def _run_resumed(state: WorkspaceState, event: RunResumed) -> None:
     node = state.nodes[event.node_id]
     state.resuming[node.pool].pop(node.id, None)
-    node.waiting_on = ()
-    node.waiting_what = ""
+    _stop_waiting(state, node)
     if not node.holds_slot:
         _take_slot(state, node)
     if node.cause is None:
@@ -277,8 +309,7 @@ def _run_settling(state: WorkspaceState, event: RunSettling) -> None:
     _release_slot(state, node)
     _leave_waiting_rooms(state, node)
     _leave_host(state, node, event.at)
-    node.waiting_on = ()
-    node.waiting_what = ""
+    _stop_waiting(state, node)
     node.report = event.report
     node.report_before_cancel = event.before_cancel
     node.error_type = event.error_type
@@ -304,14 +335,29 @@ def _attempt_ended(state: WorkspaceState, event: AttemptEnded) -> None:
     node.error_type = event.error_type
     node.error = event.error
     node.traceback = ""
-    node.waiting_on = ()
-    node.waiting_what = ""
+    _stop_waiting(state, node)
     node.processes = None
     node.state = NodeState.RETRYING
     node.retry_at = event.retry_at
     # No body was begun, so this attempt is not one of those that the caller allowed.
     node.retries += event.report == "stale_host"
-    state.delayed[node.id] = None
+    if not node.claims:
+        # One with claims asks for them again when it is due.
+        state.delayed[node.id] = None
+
+
+def _claim_changed(state: WorkspaceState, event: ClaimChanged) -> None:
+    change = event_from_dict(event.change)
+    state.locks.apply(change)
+    node = state.nodes.get(event.node_id)
+    if node is None or node.state not in (NodeState.CLAIMING, NodeState.RETRYING):
+        return
+    # A run without a body has one claim at most: the one it takes before its slot.
+    if isinstance(change, Granted):
+        node.state = NodeState.QUEUED
+        state.queues[node.pool][node.id] = None
+    elif isinstance(change, Queued):
+        node.state = NodeState.CLAIMING
 
 
 def _process_started(state: WorkspaceState, event: ProcessStarted) -> None:
@@ -338,6 +384,7 @@ def _run_ended(state: WorkspaceState, event: RunEnded) -> None:
     _release_slot(state, node)
     _leave_waiting_rooms(state, node)
     _leave_host(state, node, event.at)
+    _forget_awaited(state, node)
     _end(node, event.outcome, event.cause, event.at)
     node.attempt = event.attempt
     node.error_type = event.error_type
@@ -367,8 +414,7 @@ def _satisfy(state: WorkspaceState, dependents: list[str]) -> None:
             continue
         other.pending -= 1
         if other.pending == 0 and other.state is NodeState.DEPENDING:
-            other.state = NodeState.QUEUED
-            state.queues[other.pool][other.id] = None
+            _become_ready(state, other)
 
 
 def _end(node: Node, outcome: Outcome, cause: Cause | None, at: float) -> None:
@@ -459,6 +505,7 @@ _HANDLERS: dict[type[Event], Callable[[WorkspaceState, Any], None]] = {
     AttemptExpired: _attempt_expired,
     CancelQuiet: _cancel_quiet,
     CancelRequested: _cancel_requested,
+    ClaimChanged: _claim_changed,
     CoordinatorStarted: _coordinator_started,
     CoordinatorStopping: _coordinator_stopping,
     DelegationRefused: _nothing,

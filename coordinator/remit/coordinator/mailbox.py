@@ -75,6 +75,13 @@ class Mailboxes:
         for watchers in self._watchers.values():
             watchers.discard(client_id)
 
+    def of_host(self, host_id: str) -> str:
+        """Return the client that a host is, or the empty text."""
+        for client_id, client in self._clients.items():
+            if client.opened.host_id == host_id:
+                return client_id
+        return ""
+
     def drop_host(self, host_id: str) -> None:
         """Forget the client that a dead host was."""
         for client_id, client in list(self._clients.items()):

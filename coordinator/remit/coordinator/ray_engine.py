@@ -199,12 +199,15 @@ class RayEngine:
         if actor is not None:
             ray.kill(actor, no_restart=True)
 
-    def sweep(self, run_id: str, pid: int, start_time: float, machine: str) -> None:
+    def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
         """End a tool process that a dead host left on this machine."""
         if machine != self._machine:
             logger.warning("process %d of %s is on %s and out of reach", pid, run_id, machine)
+            on_done(False)
             return
-        threading.Thread(target=_sweep, args=(run_id, pid, start_time), name="remit-sweep", daemon=True).start()
+        threading.Thread(
+            target=_sweep, args=(run_id, pid, start_time, on_done), name="remit-sweep", daemon=True
+        ).start()
 
     def exit(self) -> None:
         """End this coordinator's process for good."""
@@ -220,12 +223,13 @@ def _check_feasible(resources: Mapping[str, Any]) -> None:
             raise CoordinatorUnavailable(f"an agent asks for {option}={wanted} and the cluster has {there:g} in all")
 
 
-def _sweep(run_id: str, pid: int, start_time: float) -> None:
+def _sweep(run_id: str, pid: int, start_time: float, on_done: Callable[[bool], None]) -> None:
     from remit.processes.sweep import sweep
 
     report = sweep(pid, start_time, token=run_id)
     if report.survivors:
         logger.error("processes of %s could not be stopped: %s", run_id, report.survivors)
+    on_done(not report.survivors)
 
 
 async def _get(ref: Any) -> Any:

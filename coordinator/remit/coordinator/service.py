@@ -41,12 +41,16 @@ from remit.core.errors import (
 from remit.core.events import encode_event
 from remit.core.messages import (
     PROTOCOL,
+    AskClaim,
     CancelAnswer,
     CancelRequest,
     CancelSummary,
+    ClaimAnswer,
+    ClaimCheck,
     ClientOpened,
     DelegateRequest,
     FinishTurn,
+    GiveUpClaim,
     Notice,
     OpenClient,
     OpenTurn,
@@ -58,6 +62,7 @@ from remit.core.messages import (
     loads,
 )
 from remit.journal import Journal, JournalRecord
+from remit.locks import ClaimView
 
 __all__ = ["CoordinatorService", "ServiceOptions"]
 
@@ -136,6 +141,11 @@ class CoordinatorService:
             "finish_turn": self._finish_turn,
             "delegate": self._delegate,
             "cancel": self._cancel,
+            "claim": self._claim,
+            "give_up_claim": self._give_up_claim,
+            "check_claim": self._check_claim,
+            "clear_claims": self._clear_claims,
+            "locks": self._locks,
             "cancel_status": self._cancel_status,
             "report": self._report,
             "subscribe": self._subscribe,
@@ -280,6 +290,10 @@ class CoordinatorService:
         self._clients.drop_host(host_id)
         self._decide(self._decider.host_gone(host_id, reason, self._clock.now()))
 
+    def process_swept(self, run_id: str, pid: int, gone: bool, /) -> None:
+        """A process that a dead host had left is gone, or could not be ended."""
+        self._decide(self._decider.swept(run_id, pid, self._clock.now(), gone=gone))
+
     # -- requests ------------------------------------------------------------------
 
     async def _open_client(self, request: OpenClient) -> ClientOpened:
@@ -324,6 +338,26 @@ class CoordinatorService:
     def _require_client(self, client_id: str) -> None:
         if client_id not in self._clients:
             raise CoordinatorUnavailable(f"client {client_id!r} is not known to this coordinator; it must open again")
+
+    async def _claim(self, request: AskClaim) -> ClaimAnswer:
+        decision = self._decider.ask_claim(request, self._clock.now())
+        await self._commit(decision)
+        assert decision.claim is not None
+        return decision.claim
+
+    async def _give_up_claim(self, request: GiveUpClaim) -> None:
+        await self._commit(self._decider.give_up_claim(request, self._clock.now()))
+
+    async def _check_claim(self, request: ClaimCheck) -> int:
+        if self._broken is not None:
+            raise self._broken
+        return self._decider.check_claim(request)
+
+    async def _clear_claims(self, node_id: str) -> None:
+        await self._commit(self._decider.clear_claims(node_id, self._clock.now()))
+
+    async def _locks(self, _: None) -> tuple[ClaimView, ...]:
+        return self._decider.state.locks.claims()
 
     async def _cancel(self, request: CancelRequest) -> CancelAnswer:
         decision = self._decider.cancel(request, self._clock.now())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from remit.coordinator.claiming import end_claims, request_start
 from remit.coordinator.state import Node, NodeState
 from remit.coordinator.transaction import Transaction
 from remit.core.cause import Cause, CauseKind
@@ -29,7 +30,16 @@ from remit.core.events import (
 from remit.core.messages import ReportEnded
 from remit.core.outcome import Outcome
 
-__all__ = ["Ending", "attempt_cause", "end_blocked", "fail_unstarted", "settle", "settle_report", "start_turns"]
+__all__ = [
+    "Ending",
+    "attempt_cause",
+    "claim_start",
+    "end_blocked",
+    "fail_unstarted",
+    "settle",
+    "settle_report",
+    "start_turns",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,7 @@ def _end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
 
 
 def _try_again(tx: Transaction, node: Node, report: ReportEnded, retry_at: float) -> None:
+    _end_claims(tx, node, report)
     tx.emit(
         AttemptEnded(
             node_id=node.id,
@@ -154,7 +165,7 @@ def _try_again(tx: Transaction, node: Node, report: ReportEnded, retry_at: float
             retry_at=retry_at,
         )
     )
-    tx.timers.add(retry_at, "retry", node.id)
+    tx.timers.add(retry_at, "retry", node.id, node.attempt)
 
 
 def _leave_stale_host(tx: Transaction, node: Node, report: ReportEnded) -> None:
@@ -196,6 +207,20 @@ def _note_uncertain(tx: Transaction, node: Node, word: str) -> None:
         )
 
 
+def _end_claims(tx: Transaction, node: Node, report: ReportEnded | None) -> None:
+    # Most runs have no claims and pay for two look-ups.
+    if tx.state.locks.concerns(node.id):
+        end_claims(tx, node, _doubt(node, report))
+
+
+def _doubt(node: Node, report: ReportEnded | None) -> str:
+    """Return why an attempt may still write, or the empty text if it is proven gone."""
+    if report is not None and report.report == "stuck":
+        return f"its body on {node.host_id} did not stop"
+    left = ", ".join(f"{p.program} ({p.pid})" for p in (node.processes or {}).values())
+    return f"not proven gone: {left}" if left else ""
+
+
 def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | None = None) -> None:
     payload = tx.payloads.pop(node.id, None)
     if report is not None:
@@ -226,8 +251,24 @@ def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | 
             attempt=node.attempt,
             unconfirmed=ending.unconfirmed,
         )
+    _end_claims(tx, node, report)
     tx.emit(event, payload)
     _after_end(tx, node)
+
+
+def claim_start(tx: Transaction, node: Node) -> None:
+    """Ask for what a run must hold before it takes a slot; end it if that is refused."""
+    error = request_start(tx, node)
+    if error is not None:
+        report = ReportEnded(
+            node.id,
+            node.attempt,
+            "raised",
+            error_type=type(error).__name__,
+            error=str(error),
+            error_code=error.code,
+        )
+        _end_run(tx, node, Ending(Outcome.FAILED), report)
 
 
 def fail_unstarted(tx: Transaction, node: Node, reason: str) -> None:
@@ -247,6 +288,7 @@ def end_blocked(tx: Transaction, node: Node, dependency: Node) -> None:
         at_unix_ms=int(tx.now * 1000),
         reason=f"blocked: {label!r} {_past(dependency)}",
     )
+    end_claims(tx, node)
     tx.emit(
         RunEnded(
             node_id=node.id,
@@ -297,6 +339,13 @@ def _free_waiting(tx: Transaction, node: Node) -> None:
             dependent = tx.state.nodes.get(name)
             if dependent is not None and dependent.state is NodeState.DEPENDING:
                 end_blocked(tx, dependent, node)
+    elif node.dependents:
+        for name in node.dependents:
+            dependent = tx.state.nodes.get(name)
+            if dependent is None:
+                continue
+            if dependent.state is NodeState.CLAIMING and not tx.state.locks.concerns(name):
+                claim_start(tx, dependent)
     if not node.detached:
         parent = tx.state.nodes[node.parent_id]
         # Most parents have more live children: no call for each of them.
@@ -342,6 +391,8 @@ def _settle_turn(tx: Transaction, node: Node) -> None:
         outcome = Outcome.LOST
     else:
         outcome = Outcome.FAILED
+    doubt = "its holder has not said that its body is over" if node.report == "unconfirmed" else ""
+    end_claims(tx, node, doubt)
     tx.emit(
         TurnEnded(
             node_id=node.id,

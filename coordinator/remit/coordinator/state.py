@@ -17,12 +17,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from remit.core.cause import Cause
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
+from remit.locks import LockTable
 
 __all__ = [
     "CancelState",
@@ -43,6 +46,8 @@ class NodeState(StrEnum):
     """Accepted; waits for its session (turn) or for a slot and a host (run)."""
     DEPENDING = "depending"
     """Waits for the runs named in `after`."""
+    CLAIMING = "claiming"
+    """Waits for the claims that it must hold before it takes a slot."""
     RUNNING = "running"
     """The body runs."""
     WAITING = "waiting"
@@ -94,6 +99,7 @@ class Node:
         "cancel_at",
         "cause",
         "child_count",
+        "claims",
         "client_id",
         "deadline_at",
         "depth",
@@ -176,6 +182,7 @@ class Node:
         self.dependents: list[str] | None = None
         self.live_children: dict[str, None] | None = None
         self.child_count = 0
+        self.claims: tuple[Mapping[str, Any], ...] = ()
         self.bad_children = 0
         self.below_used = 0
         self.parked: dict[str, None] | None = None
@@ -284,6 +291,10 @@ class WorkspaceState:
         """Nodes that have runs parked under their `max_concurrent`."""
         self.spawn_failures: dict[str, tuple[int, str]] = {}
         """Resources -> (starts of hosts that failed in a row, last reason)."""
+        self.locks = LockTable()
+        """All claims on workspace paths; only events change it."""
+        self.awaited: dict[str, dict[str, None]] = {}
+        """Node id -> runs that wait for its end and are not its parent."""
         self.live_runs = 0
         self.live_turns = 0
         self.refused = 0

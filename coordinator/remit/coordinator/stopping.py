@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from remit.coordinator.claiming import clear_claims, withdraw_waiting
 from remit.coordinator.settling import attempt_cause, settle, settle_report
 from remit.coordinator.state import HostState, Node, Pool
 from remit.coordinator.transaction import Transaction
@@ -162,6 +163,7 @@ def cancel_node(tx: Transaction, node: Node, cause: Cause, *, grace_s: float | N
             live=live,
         )
     )
+    withdraw_waiting(tx, affected)
     if node.is_turn:
         tx.effects.turn_cancelled.append(node.id)
     _order_hosts(tx, node, affected, cause, kill=kill)
@@ -263,11 +265,11 @@ def escalate(tx: Transaction, node: Node, attempt: int | None = None) -> None:
             _escalate_run(tx, other)
 
 
-def _give_up_on_holder(tx: Transaction, turn: Node) -> None:
-    """End a cancelled turn whose holder has not said that its body is over."""
+def _give_up_on_holder(tx: Transaction, turn: Node, *, report: str = "unconfirmed") -> None:
+    """End a cancelled turn whose holder has not said that its body is over, or is gone."""
     if turn.is_ended or turn.report or turn.cause is None:
         return
-    tx.emit(TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="unconfirmed"))
+    tx.emit(TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report=report))
     settle(tx, turn)
 
 
@@ -306,7 +308,10 @@ def client_gone(tx: Transaction, client_id: str, reason: str) -> None:
     """Cancel the turns that a vanished client held, unless they were told to go on."""
     # Later ones first: the end of an active turn must not start one that waits behind it.
     for turn in reversed(list(tx.state.turns.values())):
-        if turn.client_id != client_id or turn.is_ended:
+        if turn.client_id != client_id:
+            continue
+        if turn.is_ended:
+            clear_claims(tx, turn.id)
             continue
         # A turn whose body never began has nothing to go on with.
         if turn.on_disconnect == "cancel" or turn.started_at is None:
@@ -319,7 +324,7 @@ def client_gone(tx: Transaction, client_id: str, reason: str) -> None:
                 reason=reason,
             )
             cancel_node(tx, turn, cause)
-            _give_up_on_holder(tx, turn)
+            _give_up_on_holder(tx, turn, report="vanished")
         elif not turn.report:
             tx.emit(TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="follow"))
             settle(tx, turn)

@@ -31,6 +31,7 @@ from remit.core.errors import RemitError, TurnCancelled
 from remit.core.limits import Limits
 from remit.core.messages import OpenTurn
 from remit.core.outcome import Outcome
+from remit.locks import ClaimView
 
 __all__ = ["Coordinator", "Limits", "Run", "RunOptions", "Turn"]
 
@@ -232,6 +233,14 @@ class Coordinator:
     def tree(self, node_id: str) -> TreeView:
         """Return a turn or run with everything below it."""
         return run_in_loop(self._loop, self._inner.tree(node_id))
+
+    def locks(self) -> tuple[ClaimView, ...]:
+        """Return all claims that are held, waited for or quarantined."""
+        return run_in_loop(self._loop, self._inner.locks())
+
+    def clear_claims(self, node_id: str) -> None:
+        """Free what is quarantined for an ended turn or run."""
+        run_in_loop(self._loop, self._inner.clear_claims(node_id))
 
     def statistics(self) -> dict[str, Any]:
         """Return counts of turns, runs, slots, hosts and clients."""

@@ -12,7 +12,7 @@ from remit.coordinator.state import Node, Pool, ProcessState, WorkspaceState
 from remit.core.events import Event
 from remit.core.ids import IdFactory
 from remit.core.limits import Limits
-from remit.core.messages import CancelOrder
+from remit.core.messages import CancelOrder, ClaimNotice
 
 __all__ = ["WORKSPACE_LIMITS", "Effects", "Settings", "Timer", "Timers", "Transaction"]
 
@@ -118,6 +118,8 @@ class Effects:
     """Turns whose holder must be told of a cancel."""
     quiet: list[str] = field(default_factory=list[str])
     """Cancel requests that became quiet."""
+    claims: list[tuple[str, ClaimNotice]] = field(default_factory=list[tuple[str, ClaimNotice]])
+    """(owner, notice) for claims that stood in line."""
     sweep: list[tuple[str, ProcessState]] = field(default_factory=list[tuple[str, ProcessState]])
     """(run, process) of hosts that died: to be ended by somebody else."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from remit.agents.client import ClientSession
-from remit.agents.delegation import Delegator
+from remit.agents.leases import ClaimHolder
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import (
     CoordinatorUnavailable,
@@ -37,7 +37,7 @@ __all__ = ["Turn", "TurnHolder"]
 _RETRY_S = 0.2
 
 
-class TurnHolder(Delegator):
+class TurnHolder(ClaimHolder):
     """A turn without a task around it: what the asynchronous and the blocking form share."""
 
     def __init__(self, session: ClientSession, request: OpenTurn) -> None:
@@ -93,7 +93,7 @@ class TurnHolder(Delegator):
         elif isinstance(notice, TurnStartedNotice):
             self._started = True
             self._wake()
-        else:
+        elif isinstance(notice, EndedNotice):
             if notice.cause is not None and notice.outcome is not Outcome.SUCCEEDED:
                 self._signal.set(notice.cause)
             self._ended = notice

@@ -14,6 +14,7 @@ from remit.coordinator.state import Node, NodeState, WorkspaceState
 from remit.core.cause import Cause
 from remit.core.messages import CancelSummary
 from remit.core.outcome import Outcome
+from remit.locks import ClaimState, ClaimView
 
 __all__ = ["NodeView", "TreeView", "node_view", "summarise_cancel", "tree_view", "turn_views"]
 
@@ -112,7 +113,8 @@ class TreeView:
 
 def node_view(state: WorkspaceState, node: Node) -> NodeView:
     """Return the view of one node."""
-    waiting_for = _waiting_for(state, node)
+    claim = _open_claim(state, node)
+    waiting_for = _claim_text(claim) if claim is not None else _waiting_for(state, node)
     return NodeView(
         id=node.id,
         kind="turn" if node.is_turn else "run",
@@ -129,7 +131,7 @@ def node_view(state: WorkspaceState, node: Node) -> NodeView:
         host_id=node.host_id,
         detached=node.detached,
         waiting_for=waiting_for,
-        since=_since(node),
+        since=_since(node) if claim is None else claim.since,
         accepted_at=node.accepted_at,
         started_at=node.started_at,
         ended_at=node.ended_at,
@@ -142,6 +144,20 @@ def node_view(state: WorkspaceState, node: Node) -> NodeView:
         arguments=node.arguments,
         preview=node.preview,
     )
+
+
+def _open_claim(state: WorkspaceState, node: Node) -> ClaimView | None:
+    """Return the oldest claim that a node waits for, or None."""
+    if node.is_ended or state.locks.is_idle or not state.locks.concerns(node.id):
+        return None
+    waiting = [view for view in state.locks.claims(node.id) if view.state is ClaimState.QUEUED]
+    return waiting[0] if waiting else None
+
+
+def _claim_text(claim: ClaimView) -> str:
+    """Say what is waited for: `write src/a.py (held by run_x)`."""
+    holders = f"held by {', '.join(claim.held_by)}" if claim.held_by else f"behind {', '.join(claim.behind)}"
+    return f"{' and '.join(claim.wants)} ({holders})"
 
 
 def _since(node: Node) -> float:

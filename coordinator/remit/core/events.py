@@ -7,7 +7,8 @@ added without touching what is already written.
 
 **Invariants**
 
-1. An event holds values only: texts, numbers, `Cause`, tuples of texts.
+1. An event holds values only: texts, numbers, `Cause`, tuples, and for claims
+   mappings that are fit for JSON.
 2. `terminal` kinds (`TurnEnded`, `RunEnded`) come once for each node, and last.
 3. `decode(encode(event)) == event` for every event.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from remit.core.cause import Cause
@@ -28,6 +29,7 @@ __all__ = [
     "AttemptExpired",
     "CancelQuiet",
     "CancelRequested",
+    "ClaimChanged",
     "CoordinatorStarted",
     "CoordinatorStopping",
     "DelegationRefused",
@@ -161,6 +163,7 @@ class RunAccepted(Event):
     max_children: int | None = None
     max_concurrent: int | None = None
     arguments: str = ""
+    claims: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +334,18 @@ class CancelQuiet(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimChanged(Event):
+    """A claim on workspace paths was queued, granted, released, withdrawn or quarantined.
+
+    `node_id` is its owner; `change` is the event of the lock table, as
+    `remit.locks.event_to_dict` writes it.
+    """
+
+    kind: ClassVar[str] = "claim_changed"
+    change: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
 class HostRequested(Event):
     """An agent host was asked for; `host_id` is in `node_id`."""
 
@@ -381,9 +396,9 @@ def _all_kinds() -> dict[str, type[Event]]:
 _KINDS: dict[str, type[Event]] = _all_kinds()
 _OWN_FIELDS: dict[type[Event], tuple[tuple[str, Any], ...]] = {
     cls: tuple(
-        (field.name, None if field.default is MISSING else field.default)
-        for field in fields(cls)
-        if field.name not in _COMMON
+        (each.name, None if each.default is MISSING else each.default)
+        for each in fields(cls)
+        if each.name not in _COMMON
     )
     for cls in _KINDS.values()
 }

@@ -14,6 +14,7 @@ from typing import NewType
 
 __all__ = [
     "AttemptNumber",
+    "ClaimId",
     "ClientId",
     "HostId",
     "IdFactory",
@@ -38,6 +39,8 @@ ClientId = NewType("ClientId", str)
 """One connected process (driver, host or command), `client_...`."""
 HostId = NewType("HostId", str)
 """One agent host, `host_...`."""
+ClaimId = NewType("ClaimId", str)
+"""One request for claims on workspace paths, `claim_...`."""
 RequestId = NewType("RequestId", str)
 """One request of a client, `req_...`; the same id sent twice is carried out once."""
 AttemptNumber = NewType("AttemptNumber", int)
@@ -108,6 +111,10 @@ class IdFactory:
     def host(self) -> HostId:
         """Return a new host id."""
         return HostId(self.new("host"))
+
+    def claim(self) -> ClaimId:
+        """Return a new claim id."""
+        return ClaimId(self.new("claim"))
 
     def request(self) -> RequestId:
         """Return a new request id."""

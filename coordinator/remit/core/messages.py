@@ -15,19 +15,25 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from remit.core.cause import Cause, CauseKind
+from remit.core.errors import RemitError
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
 
 __all__ = [
     "PROTOCOL",
+    "AskClaim",
     "CancelAnswer",
     "CancelOrder",
     "CancelRequest",
     "CancelSummary",
+    "ClaimAnswer",
+    "ClaimCheck",
+    "ClaimNotice",
     "ClientOpened",
     "DelegateRequest",
     "EndedNotice",
     "FinishTurn",
+    "GiveUpClaim",
     "OpenClient",
     "OpenTurn",
     "PollReply",
@@ -49,7 +55,7 @@ __all__ = [
 ]
 
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of these messages; both ends must have the same."""
 
 
@@ -136,6 +142,8 @@ class RunRequest(NamedTuple):
     detached: bool = False
     grace_s: float | None = None
     limits: Limits | None = None
+    claims: tuple[Mapping[str, Any], ...] = ()
+    """Areas that it must hold before it takes a slot, as `Area.to_dict` writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,43 @@ class CancelRequest:
     kill: bool = False
     grace_s: float | None = None
     dry_run: bool = False
+
+
+class AskClaim(NamedTuple):
+    """A turn or run asks for areas; answered at once, granted or queued."""
+
+    claim_id: str
+    owner_id: str
+    attempt: int
+    areas: tuple[Mapping[str, Any], ...]
+    """As `Area.to_dict` writes them."""
+    timeout_s: float | None = None
+
+
+class ClaimAnswer(NamedTuple):
+    """A claim was granted, or stands in line: then a `ClaimNotice` follows."""
+
+    claim_id: str
+    token: int
+    """Fencing token of the lease; 0 while it waits."""
+    held_by: tuple[str, ...] = ()
+
+
+class GiveUpClaim(NamedTuple):
+    """A claim is not wanted any more, wherever it is: in line, granted, or not arrived yet."""
+
+    claim_id: str
+    owner_id: str
+
+
+class ClaimCheck(NamedTuple):
+    """A writer asks whether it may still write."""
+
+    owner_id: str
+    claim_id: str = ""
+    token: int = 0
+    area: Mapping[str, Any] | None = None
+    """Asks for this area under any lease of the owner instead of for one lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +404,19 @@ class TurnCancelledNotice:
     cause: Cause
 
 
-Notice = EndedNotice | TurnStartedNotice | TurnCancelledNotice
+@dataclass(frozen=True, slots=True)
+class ClaimNotice:
+    """A claim that stood in line is granted, or will never be."""
+
+    node_id: str
+    """Id of the claim."""
+    token: int = 0
+    """Fencing token of the lease; 0 if it was not granted."""
+    error: RemitError | None = None
+    """Why it was not granted."""
+
+
+Notice = EndedNotice | TurnStartedNotice | TurnCancelledNotice | ClaimNotice
 
 
 @dataclass(frozen=True, slots=True)

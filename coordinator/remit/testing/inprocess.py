@@ -172,6 +172,8 @@ class InProcessEngine:
         """All hosts ever started, by id."""
         self.swept: list[int] = []
         """Process ids that were to be ended for dead hosts."""
+        self.sweeps_succeed = True
+        """What is answered to them: whether the process is proven gone."""
 
     async def spawn(self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]) -> InProcessHost:
         """Start a host in a thread."""
@@ -186,9 +188,10 @@ class InProcessEngine:
         if host is not None:
             host.kill()
 
-    def sweep(self, run_id: str, pid: int, start_time: float, machine: str) -> None:
-        """Note which process would be ended."""
+    def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
+        """Note which process would be ended, and say what `sweeps_succeed` says."""
         self.swept.append(pid)
+        on_done(self.sweeps_succeed)
 
     def exit(self) -> None:
         """Nothing to end: the process is the test's."""

@@ -61,6 +61,24 @@ class LockTable:
         self._ledger = Ledger()
         self._max_claims_per_owner = max_claims_per_owner
 
+    @property
+    def last_seq(self) -> int:
+        """Number of the last change; 0 for a new table."""
+        return self._ledger.seq
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody holds, waits for, or has withdrawn anything."""
+        return not (self._ledger.by_ticket or self._ledger.withdrawn)
+
+    def concerns(self, owner: str) -> bool:
+        """Tell whether the table knows anything of an owner."""
+        return owner in self._ledger.by_owner or owner in self._ledger.withdrawn
+
+    def owners(self) -> tuple[str, ...]:
+        """Return all that hold or wait for something."""
+        return tuple(self._ledger.by_owner)
+
     def request(self, request: ClaimRequest, *, waiters_of: WaitersOf = nobody) -> Granted | Queued | Refused:
         """Ask for areas; all are granted, or none.
 

@@ -32,6 +32,7 @@ from pydantic_core import PydanticCustomError
 
 from remit.core.errors import InvalidArgument
 from remit.core.limits import Limits
+from remit.locks import Claim, exclusive, read, write
 from remit.processes.template import CommandTemplate
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Source",
     "SwarmFile",
     "known_names",
+    "parse_claim",
     "suggestion",
 ]
 
@@ -150,6 +152,25 @@ _Grace = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 _Count = Annotated[int, Field(ge=1)]
 _Retries = Annotated[int, Field(ge=0, le=1000)]
 _ExitCode = Annotated[int, Field(ge=0, le=255)]
+
+
+def parse_claim(text: str) -> Claim:
+    """Return the claim that a text such as `write src/{item}` makes, its fields not filled in.
+
+    Raises:
+        InvalidArgument: it is not of one of the forms.
+    """
+    mode, _, rest = text.strip().partition(" ")
+    rest = rest.strip()
+    if mode == "exclusive" and not rest:
+        return exclusive()
+    if mode not in ("read", "write") or not rest:
+        raise InvalidArgument(
+            f"must be 'write PATH', 'read PATH', 'write glob PATTERN', 'read glob PATTERN' or 'exclusive', not {text!r}"
+        )
+    make = read if mode == "read" else write
+    word, _, pattern = rest.partition(" ")
+    return make(glob=pattern.strip()) if word == "glob" and pattern.strip() else make(rest)
 
 
 class _Spec(BaseModel):
@@ -316,6 +337,9 @@ class RunSpec(_Spec):
     """Seconds one attempt may take; then the next one begins, if `retries` are left."""
     retries: _Retries | None = None
     """Further attempts after a failed one; 0 by default."""
+    claims: _Texts | None = None
+    """Paths it holds from before it takes a slot until it has ended: `write PATH`, `read PATH`,
+    `write glob PATTERN`, `read glob PATTERN`, or `exclusive` for the whole workspace. {item} as in `with`."""
     limits: LimitsSpec | None = None
     """Limits for what this run delegates itself."""
     detached: bool = False
@@ -338,6 +362,11 @@ class RunSpec(_Spec):
             yield Finding(place, f"must be a plain name other than {AFTER_FIELD!r}, not {self.item!r}")
         if self.each is not None:
             yield from (Finding(("each", *path), text) for path, text in self.each.findings())
+        for position, text in enumerate(self.claims or ()):
+            try:
+                parse_claim(text)
+            except InvalidArgument as error:
+                yield Finding(("claims", position), error.message)
 
 
 class SwarmFile(_Spec):

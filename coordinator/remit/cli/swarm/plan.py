@@ -13,7 +13,7 @@ import graphlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -30,10 +30,12 @@ from remit.cli.swarm.model import (
     RunSpec,
     SwarmFile,
     known_names,
+    parse_claim,
     suggestion,
 )
 from remit.core.errors import InvalidArgument, SwarmFileError
 from remit.core.limits import Limits
+from remit.locks import Claim
 from remit.processes.template import CommandTemplate
 
 __all__ = ["Parts", "PlannedAgent", "PlannedCommand", "PlannedPython", "PlannedRun", "SwarmPlan", "build_plan"]
@@ -117,6 +119,8 @@ class PlannedRun:
     """Further attempts after a failed one."""
     detached: bool
     """Whether it goes on when the swarm is cancelled."""
+    claims: tuple[Claim, ...] = ()
+    """What it holds from before it takes a slot until it has ended."""
     limits: Limits | None
     """Limits for what lies below it."""
 
@@ -232,7 +236,14 @@ class _Planner:
             text = f"makes more than {MAX_DEPENDENCIES:,} dependencies; put one run between the two repeated ones"
             raise self._problem((*path, "after"), text)
         return [
-            self._run(run, path, name=name, arguments=self._arguments(run, path, item), after=after)
+            self._run(
+                run,
+                path,
+                name=name,
+                arguments=self._arguments(run, path, item),
+                claims=self._claims(run, path, item),
+                after=after,
+            )
             for name, item in zip(names, items, strict=True)
         ]
 
@@ -251,7 +262,14 @@ class _Planner:
         return items
 
     def _run(
-        self, run: RunSpec, path: FieldPath, *, name: str, arguments: dict[str, JsonValue], after: tuple[str, ...]
+        self,
+        run: RunSpec,
+        path: FieldPath,
+        *,
+        name: str,
+        arguments: dict[str, JsonValue],
+        claims: tuple[Claim, ...],
+        after: tuple[str, ...],
     ) -> PlannedRun:
         agent = self._model.agents[run.agent]
         return PlannedRun(
@@ -265,6 +283,7 @@ class _Planner:
             attempt_timeout_s=run.attempt_timeout_s,
             retries=run.retries if run.retries is not None else agent.retries or 0,
             detached=run.detached,
+            claims=claims,
             limits=run.limits.limits() if run.limits else None,
         )
 
@@ -278,6 +297,14 @@ class _Planner:
         except InvalidArgument as error:
             given = f" (with {run.item} = {_text(item)[:_MAX_LABEL_CHARS]})" if scope else ""
             raise self._problem((*path, "with"), error.message + given) from error
+
+    def _claims(self, run: RunSpec, path: FieldPath, item: JsonValue) -> tuple[Claim, ...]:
+        """Return what one run holds, the item filled in."""
+        scope = {run.item: item} if run.each is not None else {}
+        try:
+            return tuple(_filled_claim(parse_claim(text), scope) for text in run.claims or ())
+        except InvalidArgument as error:
+            raise self._problem((*path, "claims"), error.message) from error
 
     def _problem(self, path: FieldPath, text: str) -> SwarmFileError:
         told = f"{self._model.describe(path)}: {text}"
@@ -317,6 +344,18 @@ def _filled(value: JsonValue, scope: Mapping[str, JsonValue]) -> JsonValue:
     return _FIELD.sub(
         lambda m: "{" + m["literal"] + "}" if m["literal"] else _text(_looked_up(m["field"], scope)), value
     )
+
+
+def _filled_claim(claim: Claim, scope: Mapping[str, JsonValue]) -> Claim:
+    """Return a claim with the item filled in; in a pattern its wildcards stand for themselves."""
+
+    def fill(match: re.Match[str]) -> str:
+        if match["literal"]:
+            return "{" + match["literal"] + "}"
+        text = _text(_looked_up(match["field"], scope))
+        return "".join(f"[{char}]" if char in "*?[{" else char for char in text) if claim.is_glob else text
+
+    return replace(claim, text=_FIELD.sub(fill, claim.text))
 
 
 def _looked_up(field: str, scope: Mapping[str, JsonValue]) -> JsonValue:
@@ -412,6 +451,7 @@ class Parts:
                 known = f"runs are {known_names(names)}{suggestion(after, names)}"
                 yield Finding(("after",), f"no run named {after!r}; {known}")
         yield from _unknown_fields(run.arguments, ("with",), run.item if run.each else None)
+        yield from _unknown_fields(list(run.claims or ()), ("claims",), run.item if run.each else None)
         agent = (self.agents or {}).get(run.agent)
         if agent is not None:
             yield from _argument_findings(run, agent)

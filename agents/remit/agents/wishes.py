@@ -1,0 +1,73 @@
+"""Claims that belong to a run as a whole: from the agent and the caller to areas.
+
+A claim of an agent may hold fields, `write("{path}")`, which the run's arguments
+fill. In a glob the filled text stands for itself: its wildcards are plain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from remit.core.errors import InvalidArgument
+from remit.locks import Claim, Workspace
+
+__all__ = ["areas_of_run", "checked_claims", "workspace_of"]
+
+_FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+@lru_cache(maxsize=16)
+def workspace_of(root: str) -> Workspace:
+    """Return the workspace of a folder; looked at once, since its volume does not change."""
+    return Workspace(root)
+
+
+def checked_claims(claims: object) -> tuple[Claim, ...]:
+    """Return claims as a tuple; one alone will do.
+
+    Raises:
+        InvalidArgument: something else is among them.
+    """
+    found = (claims,) if isinstance(claims, Claim) else claims
+    if not isinstance(found, (tuple, list)):
+        raise InvalidArgument(f"claims must be read(...), write(...) or exclusive(), not {claims!r}")
+    checked: list[Claim] = []
+    for item in found:  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(item, Claim):
+            raise InvalidArgument(f"claims must hold read(...), write(...) or exclusive(), not {item!r}")
+        checked.append(item)
+    return tuple(checked)
+
+
+def areas_of_run(
+    of_agent: Iterable[Claim], of_options: Iterable[Claim], arguments: Mapping[str, Any], root: str
+) -> tuple[Mapping[str, Any], ...]:
+    """Return what a run must hold before it takes a slot, as messages carry it.
+
+    Args:
+        of_agent: claims with fields.
+        of_options: claims as they are.
+        arguments: what fills the fields.
+        root: the workspace's folder.
+
+    Raises:
+        InvalidArgument: a field that no argument fills.
+        InvalidClaim, OutsideWorkspace: a claim that cannot be.
+    """
+    claims = [*(_filled(claim, arguments) for claim in of_agent), *of_options]
+    return tuple(area.to_dict() for area in workspace_of(root).areas(claims))
+
+
+def _filled(claim: Claim, arguments: Mapping[str, Any]) -> Claim:
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in arguments:
+            raise InvalidArgument(f"the claim {claim.describe()!r} needs the argument {name!r}, which is not given")
+        text = str(arguments[name])
+        return "".join(f"[{char}]" if char in "*?[{" else char for char in text) if claim.is_glob else text
+
+    return replace(claim, text=_FIELD.sub(value, claim.text))

@@ -1,0 +1,271 @@
+"""Claims of turns and runs: the decider's dealings with the lock table.
+
+The table decides and changes itself; what it decided goes to the journal as
+`ClaimChanged`, and the same event finds itself applied already. Folding the
+journal gives the same table.
+
+**Rules**
+
+1. Nobody asks, waits or is granted after a cancel has reached it: a cancel takes
+   its whole subtree out of line in its own step.
+2. The terminal event of a node, and the end of an attempt, end all its claims in
+   the same step. What may still write is quarantined until it is proven gone.
+3. A workspace without claims pays for none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from remit.coordinator.state import Node, WorkspaceState
+from remit.coordinator.transaction import Transaction
+from remit.core.errors import NotFound, Refused, RemitError, TurnCancelled
+from remit.core.events import ClaimChanged
+from remit.core.messages import AskClaim, ClaimAnswer, ClaimCheck, ClaimNotice, GiveUpClaim
+from remit.locks import (
+    Area,
+    ClaimRequest,
+    ClaimState,
+    ClaimTimeout,
+    Granted,
+    LeaseNotHeld,
+    LockEvent,
+    Queued,
+    WaitersOf,
+    WithdrawReason,
+    event_to_dict,
+)
+from remit.locks import Refused as ClaimDenied
+
+__all__ = [
+    "answer_claim",
+    "check_claim",
+    "clear_claims",
+    "clear_host",
+    "end_claims",
+    "expire_claim",
+    "give_up_claim",
+    "request_start",
+    "start_claim_id",
+    "start_sweeps",
+    "wait_cycle_over_claims",
+    "withdraw_waiting",
+]
+
+
+def start_claim_id(node: Node) -> str:
+    """Return the id of the claim that a run's next attempt takes before its slot."""
+    return f"claim_of_{node.id}_{node.attempt + 1}"
+
+
+def answer_claim(tx: Transaction, request: AskClaim) -> ClaimAnswer:
+    """Grant areas to a body, or put it in line; asked twice, it is asked once.
+
+    Raises:
+        NotFound: no such turn or run.
+        TurnCancelled: it is being cancelled; nothing is held or queued.
+        Refused: it has ended, or the request is of an earlier attempt.
+        ClaimRefused, InvalidClaim: what the table says.
+    """
+    node = tx.node(request.owner_id)
+    if node is None:
+        raise NotFound(f"no turn or run {request.owner_id!r} in this workspace; it cannot claim")
+    _check_may_ask(node, request.attempt)
+    denied = _request(tx, node, request.claim_id, tuple(Area.from_dict(dict(area)) for area in request.areas))
+    if denied is not None:
+        raise denied.error()
+    view = tx.state.locks.claim(request.claim_id)
+    assert view is not None  # granted or queued just now
+    if view.state is ClaimState.QUEUED and request.timeout_s is not None:
+        tx.timers.add(tx.now + request.timeout_s, "claim", request.claim_id)
+    return ClaimAnswer(request.claim_id, view.token, view.held_by)
+
+
+def _check_may_ask(node: Node, attempt: int) -> None:
+    if node.cause is not None:
+        raise TurnCancelled(node.cause, node_id=node.id)
+    if node.is_ended or node.report:
+        raise Refused(f"{node.id} has ended and cannot claim any more")
+    if node.is_turn:
+        return
+    if attempt != node.attempt or not node.on_host or node.expired_attempt == attempt:
+        raise Refused(f"attempt {attempt} of {node.id} is over and cannot claim any more")
+
+
+def request_start(tx: Transaction, node: Node) -> RemitError | None:
+    """Ask for what a run must hold before it takes a slot; return why it is refused, or None."""
+    areas = tuple(Area.from_dict(dict(area)) for area in node.claims)
+    denied = _request(tx, node, start_claim_id(node), areas)
+    return None if denied is None else denied.error()
+
+
+def _request(tx: Transaction, node: Node, claim_id: str, areas: tuple[Area, ...]) -> ClaimDenied | None:
+    locks = tx.state.locks
+    ancestors = tuple(ancestor.id for ancestor in tx.state.ancestors(node))
+    before = locks.last_seq
+    answer = locks.request(
+        ClaimRequest(claim_id, node.id, areas, ancestors, tx.now),
+        waiters_of=_waiters_of(tx.state),
+    )
+    if isinstance(answer, ClaimDenied):
+        return answer
+    if answer.seq > before:
+        _emit(tx, (answer,))
+    return None
+
+
+def _waiters_of(state: WorkspaceState) -> WaitersOf:
+    """Return who waits for the end of a node: its parent, what comes after it, who awaits it."""
+
+    def found(name: str) -> Iterable[str]:
+        node = state.nodes.get(name)
+        if node is None:
+            return
+        if node.parent_id and not node.detached:
+            yield node.parent_id
+        yield from node.dependents or ()
+        yield from state.awaited.get(name, ())
+
+    return found
+
+
+def wait_cycle_over_claims(state: WorkspaceState, waiter: Node, on: Iterable[str]) -> list[str] | None:
+    """Return the cycle of claims and waits that waiting for these runs would close, or None."""
+    if state.locks.is_idle:
+        return None
+    own = waiter.live_children or {}
+    ancestors = [ancestor.id for ancestor in state.ancestors(waiter)]
+    for name in on:
+        target = state.nodes.get(name)
+        if name in own or target is None or target.is_ended:
+            continue
+        cycle = state.locks.find_cycle(waiter.id, name, ancestors=ancestors, waiters_of=_waiters_of(state))
+        if cycle:
+            return [edge.waiter for edge in cycle] + [cycle[-1].awaited]
+    return None
+
+
+def give_up_claim(tx: Transaction, request: GiveUpClaim) -> None:
+    """Release a lease or take a request back, wherever it is.
+
+    Raises:
+        NotFound: no such turn or run.
+        LeaseNotHeld: the claim is somebody else's.
+    """
+    node = tx.node(request.owner_id)
+    if node is None:
+        raise NotFound(f"no turn or run {request.owner_id!r} in this workspace")
+    if node.is_ended:
+        return  # with it ended all that it had
+    locks = tx.state.locks
+    view = locks.claim(request.claim_id)
+    if view is not None and view.state is ClaimState.GRANTED:
+        _emit(tx, locks.release(request.claim_id, request.owner_id, at=tx.now))
+    else:
+        _emit(tx, locks.withdraw(request.claim_id, request.owner_id, at=tx.now))
+
+
+def check_claim(state: WorkspaceState, request: ClaimCheck) -> int:
+    """Return the fencing token under which a writer may write now.
+
+    Raises:
+        TurnCancelled: the writer is being cancelled.
+        LeaseNotHeld: the lease is over.
+        PathNotClaimed: no lease covers the area, or it is lent to a child just now.
+    """
+    node = state.nodes.get(request.owner_id)
+    if node is not None and node.cause is not None:
+        raise TurnCancelled(node.cause, node_id=node.id)
+    if request.area is not None:
+        return state.locks.check(request.owner_id, Area.from_dict(dict(request.area)))
+    view = state.locks.claim(request.claim_id)
+    held = view is not None and view.owner == request.owner_id
+    if not held or not state.locks.holds(request.claim_id, request.token):
+        raise LeaseNotHeld(
+            f"{request.owner_id} does not hold lease {request.claim_id} with token {request.token} any more",
+            claim_id=request.claim_id,
+        )
+    return request.token
+
+
+def expire_claim(tx: Transaction, claim_id: str) -> None:
+    """Take a request out of line whose own timeout has passed; a granted one stays."""
+    locks = tx.state.locks
+    view = locks.claim(claim_id)
+    if view is None or view.state is not ClaimState.QUEUED:
+        return
+    _emit(tx, locks.withdraw(claim_id, view.owner, at=tx.now, reason=WithdrawReason.TIMEOUT))
+    waited_s = tx.now - view.since
+    holders = ", ".join(view.held_by or view.behind)
+    error = ClaimTimeout(
+        f"{' and '.join(view.wants)} was not granted within {waited_s:g} s; it waited for {holders}",
+        claim_id=claim_id,
+        waited_s=waited_s,
+        held_by=view.held_by,
+    )
+    tx.effects.claims.append((view.owner, ClaimNotice(claim_id, error=error)))
+
+
+def withdraw_waiting(tx: Transaction, nodes: Iterable[Node]) -> None:
+    """Take all that these nodes wait for out of line; what they hold stays."""
+    if not tx.state.locks.is_idle:
+        _emit(tx, tx.state.locks.withdraw_waiting([node.id for node in nodes], at=tx.now))
+
+
+def end_claims(tx: Transaction, node: Node, doubt: str = "") -> None:
+    """End all claims of a node that has ended, or whose attempt has.
+
+    Args:
+        tx: the decision.
+        node: whose claims.
+        doubt: why it may still write; then what it holds is quarantined.
+    """
+    if tx.state.locks.concerns(node.id):
+        _emit(tx, tx.state.locks.end([node.id], at=tx.now, quarantine=doubt))
+
+
+def clear_claims(tx: Transaction, owner: str) -> None:
+    """Free what is quarantined for a node that is proven gone, or vouched for."""
+    if tx.state.locks.concerns(owner):
+        _emit(tx, tx.state.locks.clear(owner, at=tx.now))
+
+
+def clear_host(tx: Transaction, host_id: str) -> None:
+    """Free what bodies on a host had held that would not stop: they went with the host."""
+    for node in _quarantined(tx):
+        if node.host_id != host_id or not node.is_ended:
+            continue
+        if not node.processes:
+            clear_claims(tx, node.id)
+        elif node.id not in {run_id for run_id, _ in tx.effects.sweep}:
+            tx.effects.sweep.extend((node.id, process) for process in node.processes.values())
+
+
+def start_sweeps(tx: Transaction) -> None:
+    """End again what earlier lives could not prove gone; the proof frees its claims."""
+    known = {run_id for run_id, _ in tx.effects.sweep}
+    for node in _quarantined(tx):
+        if node.id not in known:
+            tx.effects.sweep.extend((node.id, process) for process in (node.processes or {}).values())
+
+
+def _quarantined(tx: Transaction) -> list[Node]:
+    if tx.state.locks.is_idle:
+        return []
+    owners = {view.owner: None for view in tx.state.locks.claims() if view.state is ClaimState.QUARANTINED}
+    return [tx.state.nodes[owner] for owner in owners if owner in tx.state.nodes]
+
+
+def _emit(tx: Transaction, changes: Iterable[LockEvent]) -> None:
+    """Journal what the table has decided, and tell those whose turn has come."""
+    for change in changes:
+        owner = change.request.owner if isinstance(change, Queued) else change.owner
+        node = tx.state.nodes.get(owner)
+        turn_id = node.turn_id if node is not None else ""
+        tx.emit(ClaimChanged(node_id=owner, turn_id=turn_id, at=tx.now, change=event_to_dict(change)))
+        if isinstance(change, Granted) and change.request is None and node is not None and not _is_start(node, change):
+            tx.effects.claims.append((owner, ClaimNotice(change.claim_id, change.token)))
+
+
+def _is_start(node: Node, change: Granted) -> bool:
+    return change.claim_id == start_claim_id(node)

@@ -1,0 +1,66 @@
+"""`remit locks` and `remit tree` show claims, read from the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from remit.agents import RunContext, agent
+from remit.cli.main import app
+from remit.coordinator import Coordinator
+from remit.coordinator.life import journal_path
+from remit.journal import SqliteJournal
+from remit.locks import read, write
+from remit.testing.inprocess import open_inprocess
+
+
+@agent
+async def keep(ctx: RunContext) -> None:
+    async with ctx.claim(write("src/a.py"), read("docs")):
+        await ctx.sleep(1_000)
+
+
+def remit(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+async def until_claimed(coordinator: Coordinator, count: int) -> None:
+    for _ in range(2_000):
+        if len(await coordinator.locks()) == count:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"never {count} claims")
+
+
+@pytest.mark.field_report("G10")
+def test_holders_and_waiters_are_shown_in_order(tmp_path: Path) -> None:
+    async def story() -> None:
+        with open_inprocess(tmp_path, journal=SqliteJournal.open(journal_path(str(tmp_path)))) as system:
+            async with system.coordinator() as coordinator, coordinator.turn("t") as turn:
+                runs = []
+                for count in (1, 2):
+                    runs.append(await turn.delegate(keep))
+                    await until_claimed(coordinator, count)
+                holder, waiter = runs
+                lines = (await asyncio.to_thread(remit, "locks", "-w", str(tmp_path))).splitlines()
+                assert lines[0].startswith(f"write src/a.py and read docs  granted  {holder.id} (keep)")
+                assert lines[1].startswith(f"write src/a.py and read docs  queued  {waiter.id} (keep)")
+                assert lines[1].endswith(f"held by {holder.id}")
+                told = json.loads(await asyncio.to_thread(remit, "locks", "--json", "-w", str(tmp_path)))
+                assert [(c["owner"], c["held_by"]) for c in told["claims"]] == [
+                    (holder.id, []),
+                    (waiter.id, [holder.id]),
+                ]
+                tree = await asyncio.to_thread(remit, "tree", "-w", str(tmp_path))
+                assert f"waiting for write src/a.py and read docs (held by {holder.id})" in tree
+                for run in reversed(runs):
+                    await run.cancel()
+
+    asyncio.run(story())
+    assert remit("locks", "-w", str(tmp_path)) == f"nothing is claimed in {tmp_path}\n"
