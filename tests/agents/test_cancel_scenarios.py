@@ -166,8 +166,6 @@ async def test_every_level_of_a_nest_raises_while_the_start_of_the_lowest_is_hel
 
 @pytest.mark.requirement("B5")
 @pytest.mark.requirement("D20")
-@pytest.mark.field_report("B9")
-@pytest.mark.field_report("M9")
 @in_loop
 async def test_another_client_cancels_and_both_see_the_same(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.system.coordinator(surface="cli") as other:

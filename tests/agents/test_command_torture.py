@@ -93,7 +93,7 @@ TORTURES = {
     "leader ends on TERM, grandchild stays": [
         "sh",
         "-c",
-        f"(trap '' TERM; echo ready; {FOREVER}) & trap 'exit 0' TERM; wait",
+        f"trap 'exit 0' TERM; (trap '' TERM; echo ready; {FOREVER}) & wait",
     ],
     "zombies": [sys.executable, "-c", ZOMBIES],
     "dead main thread": [sys.executable, "-c", DEAD_MAIN_THREAD],
@@ -177,7 +177,10 @@ def test_no_program_survives_its_cancel(tmp_path: Path) -> None:
 @pytest.mark.requirement("E20")
 @pytest.mark.field_report("F3")
 def test_a_grandchild_that_holds_the_output_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    script = f"(trap '' TERM HUP; {FOREVER}) & echo so far; exit 0"
+    # The leader ends only when the grandchild has its trap, or SIGTERM could come before it.
+    trapped = tmp_path / "trapped"
+    ready = f"while [ ! -e {trapped} ]; do sleep 0.01; done"
+    script = f"(trap '' TERM HUP; touch {trapped}; {FOREVER}) & {ready}; echo so far; exit 0"
     started = time.monotonic()
     result = asyncio.run(
         run_command(["sh", "-c", script], signal=CancelSignal(), output_dir=tmp_path, mark=_mark(tmp_path), grace_s=0.1)

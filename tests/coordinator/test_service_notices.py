@@ -147,10 +147,12 @@ async def test_a_turn_that_may_go_on_without_its_client_does(tmp_path: Path) -> 
 
         async def hold() -> None:
             async with other.turn("t", on_disconnect="continue") as turn:
-                await (await turn.delegate(bodies.wait_at, gate="go", value=1)).result()
+                run = await turn.delegate(bodies.wait_at, gate="go", value=1)
+                w.stage.note("delegated")
+                await run.result()
 
         holding = asyncio.ensure_future(hold())
-        await w.stage.until_noted(" waits")
+        await w.stage.until_noted(" waits", "delegated")
         link.is_cut = True
         await await_until(lambda: w.events("turn_settling"), message="the client has lapsed")
         assert w.events("cancel_requested") == []

@@ -87,7 +87,6 @@ def test_a_turn_in_a_thread_is_stopped_from_another_thread(coordinator: sync.Coo
     assert receipt.quiet().runs == {"cancelled": 1}
 
 
-@pytest.mark.field_report("M16")
 @pytest.mark.requirement("B5")
 def test_a_turn_in_a_thread_is_stopped_through_another_client(
     system: InProcess, coordinator: sync.Coordinator, stage: Stage
