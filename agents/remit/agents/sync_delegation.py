@@ -27,6 +27,10 @@ __all__ = ["SyncDelegator", "SyncLease", "SyncReceipt", "SyncRun", "run_in_loop"
 T = TypeVar("T")
 
 
+_LOOK_S = 0.5
+"""How often a blocked call looks whether the loop that serves it is still there."""
+
+
 def run_in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in another thread's event loop and return its result.
 
@@ -47,6 +51,12 @@ def run_in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, 
         coroutine.close()
         raise CoordinatorUnavailable("this connection to the coordinator was closed") from None
     try:
+        while not future.done():
+            concurrent.futures.wait([future], timeout=_LOOK_S)
+            if not future.done() and not loop.is_running():
+                # Handed to a loop that was just ending: nobody will ever carry it out.
+                future.cancel()
+                raise CoordinatorUnavailable("this connection to the coordinator was closed during the call")
         return future.result()
     except concurrent.futures.CancelledError:
         raise CoordinatorUnavailable("this connection to the coordinator was closed during the call") from None
