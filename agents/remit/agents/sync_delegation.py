@@ -56,9 +56,12 @@ def run_in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, 
             if not future.done() and not loop.is_running():
                 # Handed to a loop that was just ending: nobody will ever carry it out.
                 future.cancel()
-                raise CoordinatorUnavailable("this connection to the coordinator was closed during the call")
+                break
         return future.result()
     except concurrent.futures.CancelledError:
+        if not loop.is_running():
+            # It may never have begun; nothing else uses it now that its loop is gone.
+            coroutine.close()
         raise CoordinatorUnavailable("this connection to the coordinator was closed during the call") from None
     except KeyboardInterrupt:
         future.cancel()
