@@ -157,6 +157,10 @@ async def run_body(
         current_tasks.reset(token)
         current_log.reset(printing)
     await tasks.end_all()
+    if raised is not None and was_set:
+        # All bodies of one cancel hear it before the first of them is reported: composing
+        # and sending reports takes longer than waking the next body.
+        await asyncio.sleep(0)
     if raised is not None:
         return _report_raised(item, raised, signal, was_set=was_set)
     return _report_returned(item, value, signal, max_result_bytes)

@@ -333,8 +333,11 @@ class Delegator(ABC):
         )
         if not covered:
             return await self._race(awaitable, refusal)
-        with self._own_cancel():
+        try:
             return await awaitable
+        except asyncio.CancelledError:
+            self._raise_own_cancel()
+            raise
 
     @contextmanager
     def _own_cancel(self) -> Generator[None]:
@@ -342,11 +345,15 @@ class Delegator(ABC):
         try:
             yield
         except asyncio.CancelledError:
-            scope = current_scope()
-            here = scope is not None and scope.task is asyncio.current_task()
-            if here and scope is not None and scope.owns_cancellation():
-                raise TurnCancelled(self._signal.cause, node_id=self._node_id) from None
+            self._raise_own_cancel()
             raise
+
+    def _raise_own_cancel(self) -> None:
+        """Raise `TurnCancelled` if what the current task has pending is our own scope's cancel."""
+        scope = current_scope()
+        here = scope is not None and scope.task is asyncio.current_task()
+        if here and scope is not None and scope.owns_cancellation():
+            raise TurnCancelled(self._signal.cause, node_id=self._node_id) from None
 
     async def _race(self, awaitable: Any, refusal: asyncio.Future[None] | None) -> Any:
         loop = asyncio.get_running_loop()

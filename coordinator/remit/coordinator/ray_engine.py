@@ -23,6 +23,7 @@ from typing import Any
 import ray as _ray
 from ray.exceptions import RayError
 
+from remit.agents.collector import tune_collector
 from remit.coordinator.life import Life, LoopScheduler
 from remit.coordinator.service import ServiceOptions
 from remit.coordinator.transaction import Settings
@@ -101,6 +102,7 @@ class HostShell:
     def __init__(self, host_id: str, coordinator: Any, workspace: str, max_result_bytes: int) -> None:
         from remit.agents.host import AgentHost
 
+        tune_collector()
         self._host = AgentHost(
             host_id,
             RayLink(coordinator),
@@ -254,6 +256,7 @@ class CoordinatorShell:
     async def _begin(self) -> Life:
         if self._beginning is None:
             self._beginning = asyncio.Lock()
+            tune_collector()
         async with self._beginning:
             if self._life is None:
                 options = ServiceOptions(workspace=self._workspace, idle_exit_s=_idle_exit_s())
