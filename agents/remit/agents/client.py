@@ -184,13 +184,25 @@ class ClientSession:
 
         Raises:
             RemitError, TurnCancelled: whatever the coordinator answered.
-            CoordinatorUnavailable: it did not answer.
+            CoordinatorUnavailable: it has ended for good, or has not answered until the session gave up.
+
+        A coordinator that is being restarted is asked again, until this session gives
+        it up: requests carry ids, so asking twice is asking once.
 
         Cancellation:
-            A checkpoint. The request has been sent either way; requests carry
-            ids, so asking again is safe.
+            A checkpoint. The request has been sent either way.
         """
-        return answer(await asyncio.wrap_future(self.submit(method, message)))
+        while True:
+            try:
+                return answer(await asyncio.wrap_future(self.submit(method, message)))
+            except CoordinatorUnavailable as error:
+                if method == "shutdown" or not self._may_come_back(error):
+                    raise
+            await asyncio.sleep(_RETRY_S)
+
+    def _may_come_back(self, error: CoordinatorUnavailable) -> bool:
+        """Tell whether the coordinator may answer again while somebody here listens for it."""
+        return self._thread is not None and not self.closed and not error.for_good
 
     def request_blocking(self, method: str, message: object, timeout_s: float = 30.0) -> Any:
         """Send a request and wait for its answer in this thread."""
@@ -274,9 +286,13 @@ class ClientSession:
         """Connect to a coordinator that does not know us and ask for what we missed."""
         self.opened = self.request_blocking("open_client", self._open_request)
         with self._lock:
-            names = list(self._tracked)
-        for name in names:
-            self._watch_now(name)
+            names = tuple(self._tracked)
+        try:
+            self._hand_out(self.request_blocking("subscribe", (self.client_id, names)))
+        except NotFound:
+            # One of them is not known: ask for each by itself, to tell that one.
+            for name in names:
+                self._watch_now(name)
 
     def _watch_again(self) -> None:
         """Ask again about what could not be asked because the link was down."""

@@ -309,9 +309,9 @@ def _all_being_stopped(tx: Transaction, host: HostState) -> bool:
     """Tell whether killing a shared host would hit nothing that should live there."""
     now, nodes = tx.now, tx.state.nodes
     return all(
-        (nodes[name].cause is None and nodes[name].moved_attempt == nodes[name].attempt)
-        or nodes[name].cause is not None
-        and (nodes[name].kill or nodes[name].cancel_at + nodes[name].grace_s <= now + 1e-6)
+        nodes[name].moved_attempt == nodes[name].attempt
+        if nodes[name].cause is None
+        else nodes[name].kill or nodes[name].cancel_at + nodes[name].grace_s <= now + 1e-6
         for name in host.runs
     )
 
