@@ -17,7 +17,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Collection, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from remit.agents.link import Link
@@ -106,6 +108,8 @@ class ClientSession:
         self._give_up_s = give_up_s
         self._tracked: dict[str, Tracked] = {}
         self._unanswered: set[str] = set()
+        self._asked_for: set[str] = set()
+        """Nodes and claims whose request has no answer yet: the coordinator need not know them."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._failed: RemitError | None = None
@@ -219,6 +223,20 @@ class ClientSession:
         if self._failed is not None:
             tracked.lost_contact(self._failed)
 
+    @contextmanager
+    def asking_for(self, names: Collection[str]) -> Generator[None]:
+        """Hold on to what is tracked while the request for it has no answer.
+
+        A coordinator that was begun again meanwhile may not know it: it will be asked again.
+        """
+        with self._lock:
+            self._asked_for.update(names)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asked_for.difference_update(names)
+
     def watch(self, node_id: str, tracked: Tracked) -> None:
         """Track a node that somebody else delegated; its end may be there already."""
         self.track(node_id, tracked)
@@ -306,6 +324,9 @@ class ClientSession:
         try:
             missed = self.request_blocking("subscribe", (self.client_id, (name,)))
         except NotFound:
+            with self._lock:
+                if name in self._asked_for:
+                    return
             # The journal of the earlier life does not hold it: nothing will come of it.
             self._lose(name, CoordinatorUnavailable(f"{name} is not known any more"))
             return
