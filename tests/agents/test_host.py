@@ -14,7 +14,7 @@ from remit.agents.payload import encode_arguments
 from remit.agents.transport import bundle
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import CoordinatorUnavailable
-from remit.core.messages import CancelOrder, ReportBatch, ReportEnded, StartBatch, StartItem, dumps, loads
+from remit.core.messages import CancelOrder, OrderBatch, ReportBatch, ReportEnded, StartBatch, StartItem, dumps, loads
 from remit.testing import await_until
 from tests.agents import bodies
 from tests.agents.world import in_loop
@@ -52,7 +52,9 @@ class Bench:
         self.stage = bodies.Stage(workspace)
         self.host = AgentHost("host_1", self.listener, workspace=workspace, max_result_bytes=10_000, own_process=False)
 
-    def start(self, run_id: str, *, attempt: int = 1, path: tuple[str, ...] = ("turn_1",), label: str = "nap") -> None:
+    def start(
+        self, run_id: str, *, attempt: int = 1, path: tuple[str, ...] = ("turn_1",), label: str = "nap", epoch: int = 1
+    ) -> None:
         packed = bundle(bodies.bare_nap)
         environment = capture()
         item = StartItem(
@@ -67,11 +69,11 @@ class Bench:
             depth=len(path),
             arguments=encode_arguments({"label": label}, packed.name),
         )
-        batch = StartBatch(environment.key, dumps(environment), {packed.key: packed.blob}, (item,))
+        batch = StartBatch(environment.key, dumps(environment), {packed.key: packed.blob}, (item,), epoch)
         self.host.start(dumps(batch))
 
-    def order(self, target: str, *, attempt: int = 0) -> None:
-        self.host.control(dumps((CancelOrder(target, STOPPED, attempt=attempt),)))
+    def order(self, target: str, *, attempt: int = 0, epoch: int = 1) -> None:
+        self.host.control(dumps(OrderBatch(epoch, (CancelOrder(target, STOPPED, attempt=attempt),))))
 
     async def reported(self, count: int) -> list[tuple[str, str]]:
         await await_until(lambda: len(self.listener.reports) >= count)

@@ -16,6 +16,7 @@ from typing import Any
 
 from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.evolve import evolve
+from remit.coordinator.recovering import Survey
 from remit.coordinator.state import Node, NodeState, Pool, WorkspaceState
 from remit.coordinator.transaction import Settings
 from remit.core.cause import Cause, CauseKind
@@ -39,6 +40,8 @@ from remit.core.messages import (
     CancelRequest,
     DelegateRequest,
     FinishTurn,
+    HostInventory,
+    LiveAttempt,
     OpenTurn,
     Report,
     ReportBatch,
@@ -58,11 +61,13 @@ def same(live: WorkspaceState, folded: WorkspaceState) -> str:
     Waiting rooms, the count of refusals and pruned nodes are not part of the fold
     (invariant 5 of `state.py`), nor is the state `resuming`, which is one of them.
     """
-    for name in ("epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "spawn_failures"):
+    for name in ("epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "spawn_failures", "drained"):
         if getattr(live, name) != getattr(folded, name):
             return f"{name}: {getattr(live, name)} is not {getattr(folded, name)}"
     if live.locks.to_dict() != folded.locks.to_dict():
         return f"claims: {live.locks.claims()} is not {folded.locks.claims()}"
+    if live.claim_deadlines != folded.claim_deadlines:
+        return f"claim deadlines: {live.claim_deadlines} is not {folded.claim_deadlines}"
     if live.awaited != folded.awaited:
         return f"awaited: {live.awaited} is not {folded.awaited}"
     if (live.live_runs, live.live_turns) != (folded.live_runs, folded.live_turns):
@@ -115,9 +120,11 @@ class World:
         self.quiet: list[str] = []
         self.to_spawn: list[str] = []
         self.to_kill: list[str] = []
+        self.starts: list[tuple[str, str]] = []
         self.auto_hosts = auto_hosts
         self.check = check
         self._numbers = itertools.count(1)
+        self._nodes = itertools.cycle(["n1", "n2", "n3"])
         self._seen = _History()
         self._take(self.last)
 
@@ -141,6 +148,7 @@ class World:
         effects = decision.effects
         for host_id, orders in effects.cancels.items():
             self.orders.extend((host_id, order) for order in orders)
+        self.starts.extend((host_id, name) for host_id, names in effects.starts.items() for name in names)
         self.resumed.extend(name for names in effects.resumes.values() for name in names)
         self.refused_waits.extend(cycle for found in effects.wait_refusals.values() for _, _, cycle in found)
         self.announced.extend(effects.ended)
@@ -241,9 +249,14 @@ class World:
 
     # -- hosts ---------------------------------------------------------------------
 
-    def host_ready(self, host_id: str) -> Decision:
-        """A host answers."""
-        return self._take(self.decider.host_ready(host_id, 1, "here", self.now))
+    def host_ready(self, host_id: str, node: str = "") -> Decision:
+        """A host answers; by default on one of two nodes, in turns."""
+        node = node or next(node for node in self._nodes if node not in self.state.drained)
+        return self._take(self.decider.host_ready(host_id, 1, "here", self.now, node))
+
+    def drain_node(self, node: str, **options: Any) -> Decision:
+        """Move work away from a node of the cluster."""
+        return self._take(self.decider.drain(node, "repairs", self.now, **options))
 
     def host_gone(self, host_id: str, reason: str = "exit 1") -> Decision:
         """A host is no longer there."""
@@ -287,13 +300,48 @@ class World:
         self.now = until
         self._take(self.decider.tick(self.now))
 
-    def restart(self) -> None:
-        """Begin another life from the folded state, as after a crash."""
+    def restart(self, survey: Survey | None = None) -> None:
+        """Begin another life from the folded state, as after a crash; by default nothing else is left."""
         self.decider = Decider(settings=self.decider.settings, ids=self.ids, state=self.folded)
         self.folded = WorkspaceState()
         for event in self.events:
             evolve(self.folded, event)
-        self._take(self.decider.start(2, 2, self.now))
+        self.orders.clear()
+        self.starts.clear()
+        self.to_spawn.clear()
+        self.to_kill.clear()
+        self._take(self.decider.start(self.state.epoch + 1, 2, self.now, survey))
+
+    def survey(
+        self,
+        *,
+        gone: Iterable[str] = (),
+        silent: Iterable[str] = (),
+        missing: Iterable[str] = (),
+        arguments: bool = True,
+        attempts: Iterable[LiveAttempt] = (),
+    ) -> Survey:
+        """Return what a restarted coordinator would find.
+
+        Args:
+            gone: hosts that are not there.
+            silent: hosts that do not answer.
+            missing: runs that their host has never received.
+            arguments: whether agents and arguments are at hand.
+            attempts: what the hosts say of these runs, instead of "at work".
+        """
+        told = {attempt.run_id: attempt for attempt in attempts}
+        inventories: dict[str, HostInventory] = {}
+        for host in self.state.hosts.values():
+            if host.id in (*gone, *silent):
+                continue
+            found = [
+                told.get(name, LiveAttempt(name, self.node(name).attempt)) for name in host.runs if name not in missing
+            ]
+            others = [attempt for name, attempt in told.items() if self.node(name).host_id == host.id]
+            inventories[host.id] = HostInventory(host.id, 1, "here", tuple(dict.fromkeys([*found, *others])))
+        names = frozenset(self.state.nodes) if arguments else frozenset[str]()
+        return Survey(inventories, frozenset(silent), names)
 
     def kinds(self, node_id: str) -> list[str]:
         """Return the kinds of a node's events in order."""

@@ -17,7 +17,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Collection, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from remit.agents.link import Link
@@ -106,6 +108,8 @@ class ClientSession:
         self._give_up_s = give_up_s
         self._tracked: dict[str, Tracked] = {}
         self._unanswered: set[str] = set()
+        self._asked_for: set[str] = set()
+        """Nodes and claims whose request has no answer yet: the coordinator need not know them."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._failed: RemitError | None = None
@@ -184,13 +188,25 @@ class ClientSession:
 
         Raises:
             RemitError, TurnCancelled: whatever the coordinator answered.
-            CoordinatorUnavailable: it did not answer.
+            CoordinatorUnavailable: it has ended for good, or has not answered until the session gave up.
+
+        A coordinator that is being restarted is asked again, until this session gives
+        it up: requests carry ids, so asking twice is asking once.
 
         Cancellation:
-            A checkpoint. The request has been sent either way; requests carry
-            ids, so asking again is safe.
+            A checkpoint. The request has been sent either way.
         """
-        return answer(await asyncio.wrap_future(self.submit(method, message)))
+        while True:
+            try:
+                return answer(await asyncio.wrap_future(self.submit(method, message)))
+            except CoordinatorUnavailable as error:
+                if method == "shutdown" or not self._may_come_back(error):
+                    raise
+            await asyncio.sleep(_RETRY_S)
+
+    def _may_come_back(self, error: CoordinatorUnavailable) -> bool:
+        """Tell whether the coordinator may answer again while somebody here listens for it."""
+        return self._thread is not None and not self.closed and not error.for_good
 
     def request_blocking(self, method: str, message: object, timeout_s: float = 30.0) -> Any:
         """Send a request and wait for its answer in this thread."""
@@ -206,6 +222,20 @@ class ClientSession:
             self._tracked[node_id] = tracked if earlier is None or earlier is tracked else _Both(earlier, tracked)
         if self._failed is not None:
             tracked.lost_contact(self._failed)
+
+    @contextmanager
+    def asking_for(self, names: Collection[str]) -> Generator[None]:
+        """Hold on to what is tracked while the request for it has no answer.
+
+        A coordinator that was begun again meanwhile may not know it: it will be asked again.
+        """
+        with self._lock:
+            self._asked_for.update(names)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asked_for.difference_update(names)
 
     def watch(self, node_id: str, tracked: Tracked) -> None:
         """Track a node that somebody else delegated; its end may be there already."""
@@ -274,9 +304,13 @@ class ClientSession:
         """Connect to a coordinator that does not know us and ask for what we missed."""
         self.opened = self.request_blocking("open_client", self._open_request)
         with self._lock:
-            names = list(self._tracked)
-        for name in names:
-            self._watch_now(name)
+            names = tuple(self._tracked)
+        try:
+            self._hand_out(self.request_blocking("subscribe", (self.client_id, names)))
+        except NotFound:
+            # One of them is not known: ask for each by itself, to tell that one.
+            for name in names:
+                self._watch_now(name)
 
     def _watch_again(self) -> None:
         """Ask again about what could not be asked because the link was down."""
@@ -290,6 +324,9 @@ class ClientSession:
         try:
             missed = self.request_blocking("subscribe", (self.client_id, (name,)))
         except NotFound:
+            with self._lock:
+                if name in self._asked_for:
+                    return
             # The journal of the earlier life does not hold it: nothing will come of it.
             self._lose(name, CoordinatorUnavailable(f"{name} is not known any more"))
             return

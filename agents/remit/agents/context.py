@@ -19,6 +19,7 @@ from remit.agents.payload import encode_result, short_preview
 from remit.agents.runs import Run
 from remit.core.errors import InvalidArgument, WaitCycle
 from remit.core.messages import (
+    LiveAttempt,
     ReportProcess,
     ReportProgress,
     ReportResume,
@@ -75,6 +76,7 @@ class RunContext(ClaimHolder):
         self._waits: dict[int, tuple[tuple[str, ...], asyncio.Future[None]]] = {}
         self._wait_count = 0
         self._go: asyncio.Future[None] | None = None
+        self._last_wait: ReportWaiting | None = None
         self._process_count = 0
         self._cut_short: CommandResult | None = None
 
@@ -281,7 +283,8 @@ class RunContext(ClaimHolder):
         refusal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waits[wait_id] = (tuple(run_ids), refusal)
         on = tuple(dict.fromkeys(name for ids, _ in self._waits.values() for name in ids))
-        self._outbox.put(ReportWaiting(self.run_id, self.attempt, wait_id, on, what))
+        self._last_wait = ReportWaiting(self.run_id, self.attempt, wait_id, on, what)
+        self._outbox.put(self._last_wait)
         try:
             yield refusal
         finally:
@@ -296,6 +299,16 @@ class RunContext(ClaimHolder):
         """Wait for a slot again; cancellable."""
         while self._go is not None and not self._go.done():
             await self._watched(_shared(self._go))
+
+    def inventory(self) -> LiveAttempt:
+        """Return what this body is at, for a coordinator that was begun again; any thread."""
+        go = self._go
+        return LiveAttempt(
+            self.run_id,
+            self.attempt,
+            waiting=self._last_wait if self._waits else None,
+            resuming=go is not None and not go.done(),
+        )
 
     def resumed(self) -> None:
         """Take note that this run holds a slot again (called in the body's loop)."""

@@ -207,7 +207,8 @@ class Delegator(ABC):
             self.session.track(run.id, run)
         accepted = False
         try:
-            await self._watched(self.session.request("delegate", request))
+            with self.session.asking_for([run.id for run in runs]):
+                await self._watched(self.session.request("delegate", request))
             accepted = True
         finally:
             if not accepted:

@@ -162,7 +162,8 @@ class ClaimHolder(Delegator):
         session.track(claim_id, grant)
         granted = False
         try:
-            answer: ClaimAnswer = await self._watched(session.request("claim", request))
+            with session.asking_for((claim_id,)):
+                answer: ClaimAnswer = await self._watched(session.request("claim", request))
             token = answer.token or await self._wait_for_grant(grant)
             self._signal.raise_if_set()
             granted = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from remit.coordinator.moving import move_cause
 from remit.coordinator.settling import attempt_cause, claim_start, end_blocked, start_turns
 from remit.coordinator.state import Node, NodeState
 from remit.coordinator.stopping import cancel_node
@@ -178,6 +179,8 @@ def _stale_attempt(tx: Transaction, parent: Node, request: DelegateRequest) -> R
         return Refused(f"attempt {request.parent_attempt} of {parent.id} is over ({now}) and cannot delegate any more")
     if parent.expired_attempt == parent.attempt:
         return TurnCancelled(attempt_cause(tx, parent), node_id=parent.id)
+    if parent.moved_attempt == parent.attempt:
+        return TurnCancelled(move_cause(tx, parent), node_id=parent.id)
     return None
 
 

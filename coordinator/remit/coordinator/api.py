@@ -18,7 +18,7 @@ from remit.coordinator.views import NodeView, TreeView
 from remit.core.cause import CauseKind
 from remit.core.errors import CoordinatorUnavailable, InvalidArgument
 from remit.core.limits import Limits
-from remit.core.messages import OpenTurn
+from remit.core.messages import DrainAnswer, DrainRequest, OpenTurn
 from remit.locks import ClaimView
 
 __all__ = ["Coordinator", "resolve_workspace"]
@@ -362,6 +362,31 @@ class Coordinator:
             grace_s=grace_s,
             dry_run=dry_run,
         )
+
+    async def drain(self, node: str, reason: str = "", *, undo: bool = False) -> DrainAnswer:
+        """Move this workspace's work away from a node of the cluster, by attempt.
+
+        Nothing starts there any more. Attempts there are told to end with the cause
+        `worker_moved`; their runs go on elsewhere as further attempts, which use up none
+        of the allowed ones. No run ends by it. The coordinator itself does not move.
+
+        Args:
+            node: id of the node or the beginning of it, its name, or its address.
+            reason: free text for people.
+            undo: let the node have work again; what has moved stays where it is.
+
+        Returns:
+            The node and how much moves. The attempts may still be unwinding.
+
+        Raises:
+            NotFound: no such node, or several.
+            Refused: no other node of the cluster takes work.
+
+        Durability:
+            On the disk when this returns; it holds for later lives of the coordinator too.
+        """
+        answer: DrainAnswer = await self.session.request("drain", DrainRequest(node, reason, undo))
+        return answer
 
     async def shutdown(self, reason: str = "shutdown", *, timeout_s: float = 10.0) -> bool:
         """End this workspace's coordinator: no new turns, cancel all, wait, close.

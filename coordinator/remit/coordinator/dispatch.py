@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from remit.coordinator.briefs import Briefs, BriefSpool
 from remit.coordinator.engine import Engine, HostLink
 from remit.coordinator.mailbox import Mailboxes
+from remit.coordinator.recovering import Survey
 from remit.coordinator.state import Node, ProcessState, WorkspaceState
+from remit.coordinator.survey import ProgramWitness, take_survey
 from remit.coordinator.transaction import Effects
 from remit.core.messages import (
     ClaimNotice,
     DelegateRequest,
     EndedNotice,
     Order,
+    OrderBatch,
     ReportBatch,
     ResumeOrder,
     RunRequest,
@@ -37,7 +41,7 @@ logger = logging.getLogger("remit.coordinator")
 class HostEvents(Protocol):
     """Who is told of what happens to hosts."""
 
-    def host_ready(self, host_id: str, pid: int, machine: str) -> None:
+    def host_ready(self, host_id: str, pid: int, machine: str, node: str) -> None:
         """A host answers."""
         ...
 
@@ -61,7 +65,16 @@ class _Brief:
 class Dispatcher:
     """Sends starts, orders and notices. Belongs to the coordinator's event loop."""
 
-    def __init__(self, state: WorkspaceState, engine: Engine, clients: Mailboxes, events: HostEvents) -> None:
+    def __init__(
+        self,
+        state: WorkspaceState,
+        engine: Engine,
+        clients: Mailboxes,
+        events: HostEvents,
+        *,
+        epoch: int = 0,
+        spool: BriefSpool | None = None,
+    ) -> None:
         self._state = state
         self._engine = engine
         self._clients = clients
@@ -72,6 +85,10 @@ class Dispatcher:
         self._spawning: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._abandoned = False
+        self._epoch = epoch
+        self._spool = spool
+        self._early_deaths: list[tuple[str, str]] | None = []
+        """Hosts that died before this life has decided anything; None from then on."""
         self.messages = {"starts": 0, "orders": 0, "reports": 0}
         """Messages to and from hosts since this life began, by what they carry."""
 
@@ -80,10 +97,64 @@ class Dispatcher:
         for run in runs:
             self._briefs[run.run_id] = _Brief(run, delegation)
 
+    def keep(self, delegation: DelegateRequest, runs: Iterable[RunRequest]) -> None:
+        """Keep it for later lives too: these runs are accepted as soon as the disk has them."""
+        if self._spool is not None:
+            self._spool.keep(delegation, runs)
+
     def forget(self, run_ids: Iterable[str]) -> None:
         """Drop what was kept of runs that will not start."""
         for run_id in run_ids:
             self._briefs.pop(run_id, None)
+            if self._spool is not None:
+                self._spool.drop(run_id)
+
+    def tidy(self) -> None:
+        """Remove what was kept of runs that have ended, where that is put off."""
+        if self._spool is not None:
+            self._spool.tidy()
+
+    # -- the lives before ----------------------------------------------------------
+
+    async def look_around(
+        self, kept: Iterable[Briefs], *, bound_s: float, witness: ProgramWitness | None = None
+    ) -> Survey:
+        """Take over what the lives before have left, and return what is really there.
+
+        Args:
+            kept: what it takes to begin runs that have not ended.
+            bound_s: seconds that a host has to answer.
+            witness: who knows of programs.
+        """
+        for briefs in kept:
+            self.remember(briefs.delegation, briefs.delegation.runs)
+        survey, self._links = await take_survey(
+            self._state,
+            self._engine,
+            epoch=self._epoch,
+            bound_s=bound_s,
+            startable=self._briefs.keys(),
+            on_gone=self._teller,
+            witness=witness,
+        )
+        return survey
+
+    def begin(self) -> None:
+        """Tell of the hosts that died while this life was begun, and of every later one at once."""
+        early, self._early_deaths = self._early_deaths or [], None
+        for host_id, reason in early:
+            self._gone(host_id, reason)
+
+    def _teller(self, host_id: str) -> Callable[[str], None]:
+        """Return what an engine calls, from any thread, when a host dies."""
+
+        def gone(reason: str) -> None:
+            try:
+                self._loop.call_soon_threadsafe(self._gone, host_id, reason)
+            except RuntimeError:
+                logger.debug("host %s died after the loop was closed: %s", host_id, reason)
+
+        return gone
 
     def is_new(self, batch: ReportBatch) -> bool:
         """Tell whether this report batch was not taken before (hosts send again if unsure)."""
@@ -126,7 +197,7 @@ class Dispatcher:
             link = self._links.get(host_id)
             if link is not None:
                 self.messages["orders"] += 1
-                link.control(dumps(tuple(batch)))
+                link.control(dumps(OrderBatch(self._epoch, tuple(batch))))
 
     def _start(self, host_id: str, run_ids: list[str]) -> None:
         link = self._links.get(host_id)
@@ -146,7 +217,7 @@ class Dispatcher:
             items.append(self._item(node, brief))
         if items:
             self.messages["starts"] += 1
-            link.start(dumps(StartBatch(env_key, env, agents, tuple(items))))
+            link.start(dumps(StartBatch(env_key, env, agents, tuple(items), self._epoch)))
 
     def _item(self, node: Node, brief: _Brief) -> StartItem:
         run = brief.run
@@ -172,27 +243,29 @@ class Dispatcher:
         )
 
     async def _spawn(self, host_id: str) -> None:
+        if self._abandoned:
+            return
         host = self._state.hosts.get(host_id)
         resources: dict[str, Any] = {}
         if host is not None and host.resources_key:
             resources = json.loads(host.resources_key)
 
-        def gone(reason: str) -> None:
-            self._loop.call_soon_threadsafe(self._gone, host_id, reason)
-
         try:
-            link = await self._engine.spawn(host_id, resources, gone)
+            link = await self._engine.spawn(host_id, resources, self._teller(host_id), avoid=tuple(self._state.drained))
         except Exception as error:  # a host that cannot be started is gone, whatever the engine says
             logger.warning("host %s did not start: %s", host_id, error)
             self._gone(host_id, str(error))
             return
         self._links[host_id] = link
-        if host_id not in self._state.hosts:
+        if host_id not in self._state.hosts or self._abandoned:
             await self._engine.kill(host_id)
             return
-        self._events.host_ready(host_id, link.pid, link.machine)
+        self._events.host_ready(host_id, link.pid, link.machine, link.node)
 
     def _gone(self, host_id: str, reason: str) -> None:
+        if self._early_deaths is not None:
+            self._early_deaths.append((host_id, reason))
+            return
         self._links.pop(host_id, None)
         self._report_seq.pop(host_id, None)
         if not self._abandoned:
@@ -237,7 +310,7 @@ class Dispatcher:
             node = self._state.nodes.get(node_id)
             if node is None:
                 continue
-            self._briefs.pop(node_id, None)
+            self.forget((node_id,))
             self._clients.post_end(node.client_id, self.notice(node, payloads.get(node_id)))
 
     def _tell_owner(self, owner_id: str, claimed: ClaimNotice) -> None:

@@ -25,6 +25,7 @@ from remit.core.errors import InternalError
 from remit.core.events import (
     AttemptEnded,
     AttemptExpired,
+    AttemptMoved,
     CancelQuiet,
     CancelRequested,
     ClaimChanged,
@@ -36,8 +37,10 @@ from remit.core.events import (
     HostBecameReady,
     HostDraining,
     HostGone,
+    HostReported,
     HostRequested,
     KillRequested,
+    NodeDraining,
     ProcessEnded,
     ProcessStarted,
     RunAccepted,
@@ -316,12 +319,18 @@ def _run_settling(state: WorkspaceState, event: RunSettling) -> None:
     node.error = event.error
     node.error_code = event.error_code
     node.traceback = event.traceback
+    if event.preview:
+        node.preview = event.preview
     if node.cause is None:
         node.state = NodeState.SETTLING
 
 
 def _attempt_expired(state: WorkspaceState, event: AttemptExpired) -> None:
     state.nodes[event.node_id].expired_attempt = event.attempt
+
+
+def _attempt_moved(state: WorkspaceState, event: AttemptMoved) -> None:
+    state.nodes[event.node_id].moved_attempt = event.attempt
 
 
 def _attempt_ended(state: WorkspaceState, event: AttemptEnded) -> None:
@@ -336,11 +345,14 @@ def _attempt_ended(state: WorkspaceState, event: AttemptEnded) -> None:
     node.error = event.error
     node.traceback = ""
     _stop_waiting(state, node)
+    if node.processes:
+        # Until they are proven gone the next life has to know of them.
+        node.old_processes = {**(node.old_processes or {}), **node.processes}
     node.processes = None
     node.state = NodeState.RETRYING
     node.retry_at = event.retry_at
-    # No body was begun, so this attempt is not one of those that the caller allowed.
-    node.retries += event.report == "stale_host"
+    # The body was not begun, or not let go on, so this attempt is not one of those that the caller allowed.
+    node.retries += event.report in ("stale_host", "moved")
     if not node.claims:
         # One with claims asks for them again when it is due.
         state.delayed[node.id] = None
@@ -349,6 +361,10 @@ def _attempt_ended(state: WorkspaceState, event: AttemptEnded) -> None:
 def _claim_changed(state: WorkspaceState, event: ClaimChanged) -> None:
     change = event_from_dict(event.change)
     state.locks.apply(change)
+    if event.expires_at is not None and isinstance(change, Queued):
+        state.claim_deadlines[change.request.claim_id] = event.expires_at
+    elif state.claim_deadlines:
+        state.claim_deadlines.pop(getattr(change, "claim_id", ""), None)
     node = state.nodes.get(event.node_id)
     if node is None or node.state not in (NodeState.CLAIMING, NodeState.RETRYING):
         return
@@ -478,6 +494,7 @@ def _host_ready(state: WorkspaceState, event: HostBecameReady) -> None:
         host.ready = True
         host.pid = event.pid
         host.machine = event.machine
+        host.node = event.node
         host.idle_since = event.at
         state.spawn_failures.pop(host.resources_key, None)
 
@@ -496,6 +513,19 @@ def _host_gone(state: WorkspaceState, event: HostGone) -> None:
         state.spawn_failures[host.resources_key] = (count + 1, event.reason)
 
 
+def _host_reported(state: WorkspaceState, event: HostReported) -> None:
+    host = state.hosts.get(event.node_id)
+    if host is not None:
+        host.reported = event.seq
+
+
+def _node_draining(state: WorkspaceState, event: NodeDraining) -> None:
+    if event.undone:
+        state.drained.pop(event.node_id, None)
+    else:
+        state.drained[event.node_id] = event.reason
+
+
 def _nothing(state: WorkspaceState, event: Event) -> None:
     """Take note only: the event is there for people and for receipts."""
 
@@ -503,6 +533,7 @@ def _nothing(state: WorkspaceState, event: Event) -> None:
 _HANDLERS: dict[type[Event], Callable[[WorkspaceState, Any], None]] = {
     AttemptEnded: _attempt_ended,
     AttemptExpired: _attempt_expired,
+    AttemptMoved: _attempt_moved,
     CancelQuiet: _cancel_quiet,
     CancelRequested: _cancel_requested,
     ClaimChanged: _claim_changed,
@@ -513,8 +544,10 @@ _HANDLERS: dict[type[Event], Callable[[WorkspaceState, Any], None]] = {
     HostBecameReady: _host_ready,
     HostDraining: _host_draining,
     HostGone: _host_gone,
+    HostReported: _host_reported,
     HostRequested: _host_requested,
     KillRequested: _kill_requested,
+    NodeDraining: _node_draining,
     ProcessEnded: _process_ended,
     ProcessStarted: _process_started,
     RunAccepted: _run_accepted,

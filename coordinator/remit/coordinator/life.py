@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from remit.coordinator.briefs import BriefSpool
 from remit.coordinator.decider import Decider
 from remit.coordinator.engine import Engine, TimerHandle
 from remit.coordinator.evolve import evolve
@@ -17,7 +18,7 @@ from remit.core.clock import Clock, SystemClock
 from remit.core.events import decode_event
 from remit.journal import Journal, JournalReader, SqliteJournal
 
-__all__ = ["Life", "LoopScheduler", "fold", "journal_path"]
+__all__ = ["Life", "LoopScheduler", "fold", "journal_path", "stored_payloads"]
 
 
 def journal_path(workspace: str | Path) -> Path:
@@ -35,6 +36,30 @@ def fold(reader: JournalReader) -> WorkspaceState:
     for record in reader.read():
         evolve(state, decode_event(record.kind, record.node_id, record.turn_id, record.data))
     return state
+
+
+def stored_payloads(reader: JournalReader, state: WorkspaceState) -> dict[str, bytes]:
+    """Return what bodies of runs that have not ended have returned or handed over so far.
+
+    Raises:
+        JournalError: it cannot be read.
+    """
+    found: dict[str, bytes] = {}
+    for node in state.nodes.values():
+        if node.is_turn or node.is_ended or not (node.report or node.preview):
+            continue
+        kind = ""
+        # What an earlier attempt handed over is not this one's.
+        for record in reader.read(node_id=node.id, kinds=("run_progressed", "run_settling", "attempt_ended")):
+            kind = record.kind
+        payload = reader.payload(node.id, kind) if kind in ("run_progressed", "run_settling") else None
+        if payload is not None:
+            found[node.id] = payload
+    return found
+
+
+def _live_runs(state: WorkspaceState) -> frozenset[str]:
+    return frozenset(node.id for node in state.nodes.values() if not node.is_turn and not node.is_ended)
 
 
 class LoopScheduler:
@@ -60,6 +85,7 @@ class Life:
 
     service: CoordinatorService
     journal: Journal
+    spool: BriefSpool
 
     @classmethod
     async def begin(
@@ -90,16 +116,22 @@ class Life:
         reader = journal.reader()
         try:
             state = await asyncio.to_thread(fold, reader)
+            payloads = await asyncio.to_thread(stored_payloads, reader, state)
         finally:
             reader.close()
+        spool, kept = await asyncio.to_thread(
+            BriefSpool.open, Path(options.workspace) / ".remit" / "briefs", journal.epoch, _live_runs(state)
+        )
         service = CoordinatorService(
             options,
             journal=journal,
             engine=engine,
             clock=scheduler.clock,
             scheduler=scheduler,
-            decider=Decider(settings=settings, state=state),
+            decider=Decider(settings=settings, state=state, payloads=payloads),
             on_busy=on_busy,
+            spool=spool,
+            kept=kept,
         )
         await service.start()
-        return cls(service, journal)
+        return cls(service, journal, spool)

@@ -11,14 +11,15 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from remit.coordinator.briefs import Briefs, BriefSpool
 from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.dispatch import Dispatcher
-from remit.coordinator.engine import Engine, Scheduler, TimerHandle
+from remit.coordinator.engine import ClusterNode, Engine, Scheduler, TimerHandle
 from remit.coordinator.mailbox import Mailboxes
 from remit.coordinator.transaction import Settings
 from remit.coordinator.views import (
@@ -47,8 +48,11 @@ from remit.core.messages import (
     CancelSummary,
     ClaimAnswer,
     ClaimCheck,
+    ClaimNotice,
     ClientOpened,
     DelegateRequest,
+    DrainAnswer,
+    DrainRequest,
     FinishTurn,
     GiveUpClaim,
     Notice,
@@ -62,7 +66,7 @@ from remit.core.messages import (
     loads,
 )
 from remit.journal import Journal, JournalRecord
-from remit.locks import ClaimView
+from remit.locks import ClaimState, ClaimView
 
 __all__ = ["CoordinatorService", "ServiceOptions"]
 
@@ -80,6 +84,12 @@ class ServiceOptions:
     """End when nobody has needed the coordinator for this long; None for never."""
     housekeeping_s: float = 0.5
     """How often lapsed clients and idle hosts are looked for."""
+    ask_hosts_s: float = 5.0
+    """Seconds that the hosts of an earlier life have to say what they have."""
+    come_back_s: float = 10.0
+    """Seconds that the holders of turns have to come back after a restart."""
+    failpoint: Callable[[Sequence[str]], bool] | None = None
+    """For tests: gets the kinds of the events that have become durable; true ends this life before their effects."""
 
 
 @dataclass(slots=True)
@@ -102,6 +112,8 @@ class CoordinatorService:
         scheduler: timers on that clock.
         decider: with the state folded from the journal.
         on_busy: called now and then while somebody needs this coordinator.
+        spool: keeps what it takes to begin runs for later lives; None for not at all.
+        kept: what earlier lives have kept.
     """
 
     def __init__(
@@ -114,6 +126,8 @@ class CoordinatorService:
         scheduler: Scheduler,
         decider: Decider | None = None,
         on_busy: Callable[[], None] | None = None,
+        spool: BriefSpool | None = None,
+        kept: Sequence[Briefs] = (),
     ) -> None:
         self._options = options
         self._journal = journal
@@ -123,7 +137,9 @@ class CoordinatorService:
         self._decider = decider or Decider(settings=Settings())
         self._on_busy = on_busy
         self._clients = Mailboxes()
-        self._dispatch = Dispatcher(self._decider.state, engine, self._clients, self)
+        self._spool = spool
+        self._kept = kept
+        self._dispatch = Dispatcher(self._decider.state, engine, self._clients, self, epoch=journal.epoch, spool=spool)
         self._commits: deque[_Commit] = deque()
         self._quiet_waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._timer: TimerHandle | None = None
@@ -131,6 +147,7 @@ class CoordinatorService:
         self._housekeeper: TimerHandle | None = None
         self._busy_at = clock.now()
         self._broken: JournalError | None = None
+        self._died = False
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
@@ -148,6 +165,8 @@ class CoordinatorService:
             "locks": self._locks,
             "cancel_status": self._cancel_status,
             "report": self._report,
+            "host_alive": self._host_alive,
+            "drain": self._drain_node,
             "subscribe": self._subscribe,
             "tree": self._tree,
             "node": self._node,
@@ -158,9 +177,17 @@ class CoordinatorService:
         }
 
     async def start(self) -> None:
-        """Begin this life: journal it and settle what an earlier one left."""
-        decision = self._decider.start(self._journal.epoch, os.getpid(), self._clock.now())
-        await self._commit(decision)
+        """Begin this life: ask what is really there, journal it, and settle what an earlier one left.
+
+        Bounded by `ask_hosts_s` and the disk. Requests are for afterwards.
+        """
+        survey = await self._dispatch.look_around(self._kept, bound_s=self._options.ask_hosts_s)
+        self._kept = ()
+        now = self._clock.now()
+        turns = self._decider.state.turns.values()
+        self._clients.expect({t.client_id for t in turns if not t.is_ended}, now + self._options.come_back_s)
+        await self._commit(self._decider.start(self._journal.epoch, os.getpid(), now, survey))
+        self._dispatch.begin()
         self._keep_house()
 
     async def call(self, method: str, blob: bytes) -> bytes:
@@ -186,6 +213,8 @@ class CoordinatorService:
     def _commit(self, decision: Decision) -> asyncio.Future[Any]:
         """Journal a decision; the returned future resolves when its effects are on their way."""
         waiter: asyncio.Future[Any] = self._loop.create_future()
+        if self._died:
+            return waiter
         if self._broken is not None:
             waiter.set_exception(self._broken)
             return waiter
@@ -236,12 +265,14 @@ class CoordinatorService:
         if self._broken is not None:
             return
         self._broken = error if isinstance(error, JournalError) else JournalError(f"the journal failed: {error}")
-        logger.error("the journal failed, the coordinator ends: %s", error)
+        logger.error("the journal failed, this life of the coordinator ends: %s", error)
         self._dispatch.abandon()
         self._clients.release_all()
-        self._engine.exit()
+        self._engine.abort()
 
     def _apply(self, decision: Decision, waiter: asyncio.Future[Any] | None) -> None:
+        if self._died_at(decision):
+            return
         payloads = {
             event.node_id: payload for event, payload in decision.events if payload is not None and event.terminal
         }
@@ -256,6 +287,15 @@ class CoordinatorService:
             else:
                 waiter.set_result(decision.answer)
         self._arm()
+
+    def _died_at(self, decision: Decision) -> bool:
+        """Tell whether this life is over: a test has let it die between the disk and the effects."""
+        failpoint = self._options.failpoint
+        if not self._died and failpoint is not None:
+            self._died = failpoint([event.kind for event, _ in decision.events])
+        if self._died:
+            self._dispatch.abandon()
+        return self._died
 
     def _arm(self) -> None:
         """Set the one timer to whatever is due next."""
@@ -281,9 +321,9 @@ class CoordinatorService:
 
     # -- hosts, for the dispatcher -------------------------------------------------
 
-    def host_ready(self, host_id: str, pid: int, machine: str) -> None:
+    def host_ready(self, host_id: str, pid: int, machine: str, node: str) -> None:
         """A host that was asked for answers."""
-        self._decide(self._decider.host_ready(host_id, pid, machine, self._clock.now()))
+        self._decide(self._decider.host_ready(host_id, pid, machine, self._clock.now(), node))
 
     def host_gone(self, host_id: str, reason: str) -> None:
         """A host died, was killed, or could not be started."""
@@ -333,6 +373,8 @@ class CoordinatorService:
         decision = self._decider.delegate(request, self._clock.now())
         if decision.error is not None:
             self._dispatch.forget(run.run_id for run in fresh)
+        else:
+            self._dispatch.keep(request, fresh)
         await self._commit(decision)
 
     def _require_client(self, client_id: str) -> None:
@@ -385,12 +427,33 @@ class CoordinatorService:
             return
         await self._commit(self._decider.report(batch, self._clock.now()))
 
+    async def _host_alive(self, host_id: str) -> bool:
+        """Renew a host's lease; false tells it that its work was settled without it."""
+        if self._broken is not None:
+            raise self._broken
+        return host_id in self._decider.state.hosts
+
+    async def _drain_node(self, request: DrainRequest) -> DrainAnswer:
+        nodes = await self._engine.nodes()
+        node = _named(nodes, request.node)
+        drained = self._decider.state.drained
+        others = sum(other.id not in drained for other in nodes if other.id != node.id)
+        decision = self._decider.drain(node.id, request.reason, self._clock.now(), others=others, undo=request.undo)
+        await self._commit(decision)
+        assert decision.drain is not None
+        return decision.drain._replace(name=node.name)
+
     async def _subscribe(self, request: tuple[str, tuple[str, ...]]) -> tuple[Notice, ...]:
         """Watch nodes; what their holder may have missed is answered at once."""
         client_id, names = request
         missed: list[Notice] = []
         for name in names:
             node = self._decider.state.nodes.get(name)
+            claim = self._decider.state.locks.claim(name) if node is None else None
+            if claim is not None:
+                if claim.state is ClaimState.GRANTED:
+                    missed.append(ClaimNotice(name, claim.token))
+                continue
             if node is None:
                 raise NotFound(f"no turn or run {name!r} in this workspace")
             if node.is_ended:
@@ -465,8 +528,12 @@ class CoordinatorService:
             reason = f"not heard of for {now - client.last_seen:.1f} s"
             self._clients.drop(client_id)
             self._decide(self._decider.client_gone(client_id, reason, now))
+        for client_id in self._clients.overdue(now):
+            reason = "it did not come back after the coordinator was restarted"
+            self._decide(self._decider.client_gone(client_id, reason, now))
         self._decide(self._decider.tick(now))
         self._dispatch.forget(self._decider.prune())
+        self._dispatch.tidy()
         state = self._decider.state
         if self._clients.people or state.live_turns or state.live_runs:
             self._busy_at = now
@@ -497,6 +564,8 @@ class CoordinatorService:
                 timer.cancel()
         await self._dispatch.kill_all("the coordinator is closing")
         self._clients.release_all()
+        if self._spool is not None:
+            self._spool.close()
         await asyncio.to_thread(self._journal.close, 5.0)
         # The answer to whoever asked must leave before this process does.
         self._loop.call_later(0.2, self._engine.exit)
@@ -510,6 +579,20 @@ class CoordinatorService:
                 return False
             await asyncio.sleep(0.02)
         return True
+
+
+def _named(nodes: Sequence[ClusterNode], text: str) -> ClusterNode:
+    """Return the one node that a text names.
+
+    Raises:
+        NotFound: there is none, or there are several.
+    """
+    found = [node for node in nodes if node.is_called(text)]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{node.id[:12]} ({node.name})" for node in found or nodes)
+    problem = "means several nodes" if found else "is no node of this cluster"
+    raise NotFound(f"{text!r} {problem}; give the id of one of them: {there}")
 
 
 def _ignore(future: asyncio.Future[Any]) -> None:

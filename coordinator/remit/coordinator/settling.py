@@ -69,6 +69,7 @@ def settle_report(tx: Transaction, node: Node, report: ReportEnded) -> None:
                 error=report.error,
                 error_code=report.error_code,
                 traceback=report.traceback,
+                preview=report.preview,
             ),
             report.payload,
         )
@@ -102,6 +103,7 @@ def _stored_report(node: Node) -> ReportEnded:
         error=node.error,
         error_code=node.error_code,
         traceback=node.traceback,
+        preview=node.preview,
     )
 
 
@@ -125,7 +127,7 @@ def _classify(node: Node, report: ReportEnded) -> Ending:
             node.cause,
             unconfirmed=word in ("lost", "stuck"),
         )
-    if word in ("lost", "killed"):
+    if word in ("lost", "killed", "moved"):
         return Ending(Outcome.LOST)
     if word in ("timed_out", "stuck"):
         return Ending(Outcome.TIMED_OUT, unconfirmed=word == "stuck")
@@ -136,12 +138,18 @@ def _classify(node: Node, report: ReportEnded) -> Ending:
 def _end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
     """End the attempt, and the run with it unless another attempt is due."""
     ending = _classify(node, report)
-    if report.report == "stale_host" and node.cause is None and not tx.last_attempts:
+    may_start = node.id not in tx.unstartable
+    if report.report == "stale_host" and node.cause is None and may_start:
         _leave_stale_host(tx, node, report)
+        return
+    if report.report == "moved" and node.cause is None and may_start:
+        _note_uncertain(tx, node, report.report)
+        tx.payloads.pop(node.id, None)
+        _try_again(tx, node, report, tx.now)
         return
     retryable = ending.outcome in (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
     wanted = node.cause is None and report.report != "stuck" and node.attempt <= node.retries
-    if retryable and wanted and not tx.last_attempts:
+    if retryable and wanted and may_start:
         _note_uncertain(tx, node, report.report)
         tx.payloads.pop(node.id, None)
         _try_again(tx, node, report, tx.now + node.retry_delay_s)

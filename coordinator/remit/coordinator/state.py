@@ -118,7 +118,9 @@ class Node:
         "kill",
         "limits",
         "live_children",
+        "moved_attempt",
         "name",
+        "old_processes",
         "on_disconnect",
         "outcome",
         "parent_id",
@@ -188,12 +190,14 @@ class Node:
         self.parked: dict[str, None] | None = None
         self.attempt = 0
         self.expired_attempt = 0
+        self.moved_attempt = 0
         self.host_id = ""
         self.holds_slot = False
         self.waiting_on: tuple[str, ...] = ()
         self.waiting_what = ""
         self.waiting_since = at
         self.processes: dict[int, ProcessState] | None = None
+        self.old_processes: dict[int, ProcessState] | None = None
         self.processes_stopped = 0
         self.processes_left: tuple[str, ...] = ()
         self.uncertain = 0
@@ -253,7 +257,10 @@ class HostState:
     idle_since: float = 0.0
     pid: int = 0
     machine: str = ""
+    node: str = ""
     killed: bool = False
+    reported: int = 0
+    """Number of its last report batch that is journalled by number."""
 
 
 @dataclass(slots=True)
@@ -295,6 +302,10 @@ class WorkspaceState:
         """All claims on workspace paths; only events change it."""
         self.awaited: dict[str, dict[str, None]] = {}
         """Node id -> runs that wait for its end and are not its parent."""
+        self.claim_deadlines: dict[str, float] = {}
+        """Queued claim -> when it leaves the line by itself, in seconds since 1970."""
+        self.drained: dict[str, str] = {}
+        """Node of the cluster -> why it takes no work."""
         self.live_runs = 0
         self.live_turns = 0
         self.refused = 0

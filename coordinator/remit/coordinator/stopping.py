@@ -254,6 +254,12 @@ def escalate(tx: Transaction, node: Node, attempt: int | None = None) -> None:
         return
     if attempt is not None:
         if node.on_host and node.attempt == attempt and node.cause is None:
+            if node.moved_attempt == attempt and not _may_kill_host_of(tx, node):
+                # The others there end too, each in its own grace; none of them is given up on.
+                tx.timers.add(
+                    tx.now + max(node.grace_s, tx.settings.kill_grace_s), "escalate_attempt", node.id, attempt
+                )
+                return
             _escalate_run(tx, node)
         return
     for other in reversed(tx.state.subtree(node)):
@@ -294,12 +300,18 @@ def _escalate_run(tx: Transaction, run: Node) -> None:
     settle_report(tx, run, ReportEnded(run.id, run.attempt, "stuck", before_cancel=False))
 
 
+def _may_kill_host_of(tx: Transaction, run: Node) -> bool:
+    host = tx.state.hosts.get(run.host_id)
+    return host is None or run.pool is Pool.DEDICATED or _all_being_stopped(tx, host)
+
+
 def _all_being_stopped(tx: Transaction, host: HostState) -> bool:
-    """Tell whether killing a shared host would hit nothing that should live."""
+    """Tell whether killing a shared host would hit nothing that should live there."""
     now, nodes = tx.now, tx.state.nodes
     return all(
-        nodes[name].cause is not None
-        and (nodes[name].kill or nodes[name].cancel_at + nodes[name].grace_s <= now + 1e-6)
+        nodes[name].moved_attempt == nodes[name].attempt
+        if nodes[name].cause is None
+        else nodes[name].kill or nodes[name].cancel_at + nodes[name].grace_s <= now + 1e-6
         for name in host.runs
     )
 

@@ -139,12 +139,12 @@ class Transaction:
         "ended",
         "events",
         "ids",
-        "last_attempts",
         "now",
         "payloads",
         "settings",
         "state",
         "timers",
+        "unstartable",
     )
 
     def __init__(
@@ -156,6 +156,7 @@ class Transaction:
         payloads: dict[str, bytes],
         ids: IdFactory,
         now: float,
+        unstartable: set[str] | None = None,
     ) -> None:
         self.state = state
         self.settings = settings
@@ -168,8 +169,8 @@ class Transaction:
         self.effects = Effects()
         self.ended: deque[Node] = deque()
         self.draining = False
-        self.last_attempts = False
-        """Whether no run may have another attempt: nobody is there any more to begin it."""
+        self.unstartable: set[str] = set() if unstartable is None else unstartable
+        """Runs of earlier lives whose arguments are gone: no attempt of them can be begun."""
 
     def emit(self, event: Event, payload: bytes | None = None) -> None:
         """Record an event and apply it."""

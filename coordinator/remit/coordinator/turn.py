@@ -142,7 +142,8 @@ class TurnHolder(ClaimHolder):
         """
         self.session.track(self._node_id, self)
         try:
-            await self.session.request("open_turn", self._request)
+            with self.session.asking_for((self._node_id,)):
+                await self.session.request("open_turn", self._request)
             await self._watched(self._until(lambda: self._started or self._ended is not None))
             self._signal.raise_if_set()
         except (Refused, UsageError):

@@ -289,6 +289,9 @@ class CoordinatorUnavailable(RemitError):
 
     code = "coordinator_unavailable"
 
+    for_good: bool = False
+    """Whether it is certain that this coordinator will not answer again."""
+
 
 class JournalError(RemitError):
     """The journal cannot be opened, read or written."""

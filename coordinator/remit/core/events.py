@@ -27,6 +27,7 @@ from remit.core.outcome import Outcome
 __all__ = [
     "AttemptEnded",
     "AttemptExpired",
+    "AttemptMoved",
     "CancelQuiet",
     "CancelRequested",
     "ClaimChanged",
@@ -38,8 +39,10 @@ __all__ = [
     "HostBecameReady",
     "HostDraining",
     "HostGone",
+    "HostReported",
     "HostRequested",
     "KillRequested",
+    "NodeDraining",
     "ProcessEnded",
     "ProcessStarted",
     "RunAccepted",
@@ -221,6 +224,7 @@ class RunSettling(Event):
     error: str = ""
     error_code: str = ""
     traceback: str = ""
+    preview: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,15 @@ class AttemptExpired(Event):
 
     kind: ClassVar[str] = "attempt_expired"
     attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptMoved(Event):
+    """An attempt was told to end because its node is drained; the run goes on elsewhere."""
+
+    kind: ClassVar[str] = "attempt_moved"
+    attempt: int = 1
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +356,8 @@ class ClaimChanged(Event):
 
     kind: ClassVar[str] = "claim_changed"
     change: dict[str, Any] = field(default_factory=dict[str, Any])
+    expires_at: float | None = None
+    """When a claim that was queued leaves the line by itself, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +375,16 @@ class HostBecameReady(Event):
     kind: ClassVar[str] = "host_ready"
     pid: int = 0
     machine: str = ""
+    node: str = ""
+    """The node of the cluster that it runs on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReported(Event):
+    """A host's report of programs was taken; a second copy after a restart is known by its number."""
+
+    kind: ClassVar[str] = "host_reported"
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +403,15 @@ class HostGone(Event):
     kind: ClassVar[str] = "host_gone"
     reason: str = ""
     expected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDraining(Event):
+    """A node of the cluster (its id is in `node_id`) takes no more work, or takes it again (`undone`)."""
+
+    kind: ClassVar[str] = "node_draining"
+    reason: str = ""
+    undone: bool = False
 
 
 _COMMON = ("node_id", "turn_id", "at")

@@ -31,11 +31,16 @@ __all__ = [
     "ClaimNotice",
     "ClientOpened",
     "DelegateRequest",
+    "DrainAnswer",
+    "DrainRequest",
     "EndedNotice",
     "FinishTurn",
     "GiveUpClaim",
+    "HostInventory",
+    "LiveAttempt",
     "OpenClient",
     "OpenTurn",
+    "OrderBatch",
     "PollReply",
     "ReportBatch",
     "ReportEnded",
@@ -55,7 +60,7 @@ __all__ = [
 ]
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of these messages; both ends must have the same."""
 
 
@@ -343,6 +348,8 @@ class StartBatch:
     env: bytes
     agents: Mapping[str, bytes]
     items: tuple[StartItem, ...]
+    epoch: int = 0
+    """Life of the coordinator that sends it; a host that serves a later one refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +379,59 @@ class WaitRefused:
 
 
 Order = CancelOrder | ResumeOrder | WaitRefused
+
+
+@dataclass(frozen=True, slots=True)
+class OrderBatch:
+    """Orders for one host; one of an earlier life of the coordinator is refused as a whole."""
+
+    epoch: int
+    orders: tuple[Order, ...]
+
+
+class LiveAttempt(NamedTuple):
+    """One attempt that a host has taken on and whose end no coordinator has acknowledged."""
+
+    run_id: str
+    attempt: int
+    reported: bool = False
+    """Its body has ended; the report is on its way, again and again until it is acknowledged."""
+    waiting: ReportWaiting | None = None
+    """The wait that its body is in, if it is in one."""
+    resuming: bool = False
+    """Its wait is over and it has asked for its slot."""
+
+
+class HostInventory(NamedTuple):
+    """What is really there on a host, as it says to a coordinator that was begun again."""
+
+    host_id: str
+    pid: int
+    machine: str
+    attempts: tuple[LiveAttempt, ...] = ()
+    node: str = ""
+    """The node of the cluster that it runs on."""
+
+
+class DrainRequest(NamedTuple):
+    """Move work away from a node of the cluster, or let it have work again (`undo`)."""
+
+    node: str
+    reason: str = ""
+    undo: bool = False
+
+
+class DrainAnswer(NamedTuple):
+    """What is true when a drain request returns: nothing starts there any more."""
+
+    node: str
+    """Id of the node."""
+    name: str
+    """Its name, for people."""
+    hosts: int
+    """Agent hosts there that take no more runs."""
+    runs: int
+    """Attempts that were told to end; their runs go on elsewhere."""
 
 
 class EndedNotice(NamedTuple):
