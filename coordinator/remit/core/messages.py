@@ -241,6 +241,10 @@ class CancelSummary:
     effects_uncertain: int
     unconfirmed: tuple[str, ...]
     remaining: int
+    claims_freed: int = 0
+    """Leases of the target and of what is below it that have ended since the cancel."""
+    claims_quarantined: tuple[str, ...] = ()
+    """Those that have not, since their owner may still write: `write src/a.py of run_...`."""
 
 
 class ReportEnded(NamedTuple):
