@@ -144,6 +144,8 @@ class RunRequest(NamedTuple):
     limits: Limits | None = None
     claims: tuple[Mapping[str, Any], ...] = ()
     """Areas that it must hold before it takes a slot, as `Area.to_dict` writes them."""
+    wishes: tuple[tuple[str, str, bool], ...] = ()
+    """The claims behind them as they were spelled: mode, text, whether it is a glob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +339,10 @@ class StartItem(NamedTuple):
     deadline_at: float | None = None
     trace: str = ""
     cause: Cause | None = None
+    claims: tuple[Mapping[str, Any], ...] = ()
+    """Areas that were granted to it before it took its slot."""
+    wishes: tuple[tuple[str, str, bool], ...] = ()
+    """The claims behind them, as in `RunRequest`."""
 
 
 @dataclass(frozen=True, slots=True)
