@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from remit.agents import RunContext, agent
-from remit.coordinator import Coordinator
+from remit.coordinator import Coordinator, Turn
 from remit.coordinator.transaction import Settings
 from remit.coordinator.views import summarise_cancel
 from remit.core import Outcome, RunCancelled, TurnCancelled
@@ -248,3 +248,50 @@ def test_every_kind_of_end_gives_its_slot_and_its_claims_back(seed: int) -> None
     assert world.state.live_runs == 0
     assert set(world.state.used.values()) == {0}
     assert world.state.locks.is_idle
+
+
+@agent
+async def take(ctx: RunContext, path: str) -> int:
+    async with ctx.claim(write(path)) as lease:
+        return lease.token
+
+
+@pytest.mark.field_report("G1")
+@pytest.mark.parametrize("gated", [False, True])
+def test_grant_that_nobody_was_there_to_hear_of_is_heard_of_later(system: InProcess, gated: bool) -> None:
+    async def forget_everybody() -> None:
+        clients = system.life.service._clients
+        for client_id in list(clients._clients):
+            clients.drop(client_id)
+
+    async def on_coordinator(coroutine: Awaitable[None]) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_run(coroutine), system.loop))
+
+    async def story(coordinator: Coordinator) -> None:
+        async with coordinator.turn("a") as turn, coordinator.turn("b") as other:
+            holder = await turn.delegate(keep, path="x")
+            await until_claims(coordinator, ClaimState.GRANTED, 1)
+            waiter = await other.delegate(take, path="x")
+            await until_claims(coordinator, ClaimState.QUEUED, 1)
+            inside = asyncio.create_task(token_of(other))
+            await until_claims(coordinator, ClaimState.QUEUED, 2)
+            if gated:  # a host or driver that is slow to come back: the grant is over by then
+                await asyncio.to_thread(system.shut, "open_client")
+            await on_coordinator(forget_everybody())
+            await holder.cancel()
+            await until_claims(coordinator, ClaimState.QUEUED, 1)
+            if gated:
+                await asyncio.to_thread(system.let_through, "open_client")
+            assert await waiter.result() > 0
+            assert await inside > 0
+        assert await coordinator.locks() == ()
+
+    async def token_of(turn: Turn) -> int:
+        async with turn.claim(write("x")) as lease:
+            return lease.token
+
+    in_loop(system, story)
+
+
+async def _run(coroutine: Awaitable[None]) -> None:
+    await coroutine

@@ -290,7 +290,8 @@ def test_first_claim_of_a_host_is_about_the_workspace_and_not_about_where_the_ho
         await asyncio.to_thread(system.shut, "open_client")
         async with coordinator.turn("t") as turn:
             run = await turn.delegate(write_there, path=str(root / "link" / "file"))
-            await await_until(lambda: "claim" in system.calls, timeout_s=30.0)
+            await await_until(lambda: system.calls.count("open_client") == 2, timeout_s=30.0)
+            assert "claim" not in system.calls
             await asyncio.to_thread(system.let_through, "open_client")
             assert await run.result() == "write one/file and read link"
 

@@ -154,10 +154,12 @@ class ClaimHolder(Delegator):
         grant = _Grant(asyncio.get_running_loop())
         packed = tuple(area.to_dict() for area in areas)
         request = AskClaim(claim_id, self._node_id, self._attempt, packed, timeout_s)
-        session.track(claim_id, grant)
+        session.track(claim_id, grant, pending=True)
         granted = False
         try:
             answer: ClaimAnswer = await self._watched(session.request("claim", request))
+            if not answer.token:
+                session.confirm(claim_id)
             token = answer.token or await self._wait_for_grant(grant)
             self._signal.raise_if_set()
             granted = True

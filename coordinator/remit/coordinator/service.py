@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from remit.coordinator.claiming import missed_notice
 from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.dispatch import Dispatcher
 from remit.coordinator.engine import Engine, Scheduler, TimerHandle
@@ -390,6 +391,9 @@ class CoordinatorService:
         client_id, names = request
         missed: list[Notice] = []
         for name in names:
+            if name.startswith("claim_"):
+                missed.extend(missed_notice(self._decider.state, name))
+                continue
             node = self._decider.state.nodes.get(name)
             if node is None:
                 raise NotFound(f"no turn or run {name!r} in this workspace")
