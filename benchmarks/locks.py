@@ -110,8 +110,7 @@ async def drive(pair: Pair, clients: int, count: int, *, disjoint: bool) -> tupl
 
     async def client(own: int) -> None:
         path = f"p{number}_{own if disjoint else 0}"
-        for _ in range(count):
-            taken.append(await pair(own, path))
+        taken.extend([await pair(own, path) for _ in range(count)])
 
     began = time.perf_counter()
     await asyncio.gather(*(client(own) for own in range(clients)))
@@ -148,7 +147,9 @@ async def measure(workspace: Path, repeat: int, count: int) -> Result:
                     sample = await drive(pair, clients, each, disjoint=disjoint)
                     if turn:
                         found[name].append(sample)
-            middle = {name: tuple(map(statistics.median, zip(*samples, strict=True))) for name, samples in found.items()}
+            middle = {
+                name: tuple(map(statistics.median, zip(*samples, strict=True))) for name, samples in found.items()
+            }
             where = f"{clients} client{'s' if clients > 1 else ''}, {'a path each' if disjoint else 'one path'}"
             base = middle["bare round trips"]
             for name, (taken, rate) in middle.items():

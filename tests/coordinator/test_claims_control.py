@@ -85,6 +85,8 @@ async def keep_and_clean_up_slowly(ctx: RunContext, path: str, gate: str) -> Non
 @pytest.mark.requirement("A23")
 @pytest.mark.requirement("B14")
 def test_cancelling_a_waiter_takes_the_cancel_and_one_order_and_no_other_message(system: InProcess) -> None:
+    """Invariant I16."""
+
     async def story(coordinator: Coordinator) -> None:
         async with coordinator.turn("t") as turn:
             holder = await turn.delegate(keep, path="x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -193,9 +194,9 @@ def test_names_that_some_volume_may_take_for_one_are_one_where_it_says_so(tmp_pa
 )
 @pytest.mark.parametrize("make", [write, read])
 def test_characters_that_break_lists_of_paths_are_refused_in_globs_too(
-    workspace: Workspace, make: type[Claim], text: str
+    workspace: Workspace, make: Callable[..., Claim], text: str
 ) -> None:
-    for claim in (make(text), make(glob=text)):  # type: ignore[call-arg]
+    for claim in (make(text), make(glob=text)):
         with pytest.raises(InvalidClaim):
             workspace.areas([claim])
 
