@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -110,6 +110,11 @@ class ClientSession:
         self._unanswered: set[str] = set()
         self._asked_for: set[str] = set()
         """Nodes and claims whose request has no answer yet: the coordinator need not know them."""
+        self._pending: dict[str, int] = {}
+        """Names that the coordinator may not know yet, with `_openings` as it was then."""
+        self._openings = 0
+        self._hello: Future[bytes] | None = None
+        """What `open_soon` said, until it is answered."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._failed: RemitError | None = None
@@ -133,9 +138,11 @@ class ClientSession:
         self._start_listening()
 
     def open_soon(self) -> None:
-        """Say hello without waiting for the answer: what is sent next arrives behind it.
+        """Say hello without waiting for the answer; what is sent meanwhile waits for it.
 
-        If the hello does not arrive, the poll finds that out and says it again.
+        Two calls of one async actor may be begun in either order, and the coordinator
+        has no notices for a client that it does not know. If the hello does not arrive,
+        the poll finds that out and says it again.
         """
 
         def answered(done: Future[bytes]) -> None:
@@ -143,8 +150,10 @@ class ClientSession:
                 self.opened = answer(done.result())
             except Exception as error:  # any way a transport can fail
                 logger.debug("hello did not arrive: %s", error)
+            self._hello = None
 
-        self.link.submit("open_client", dumps(self._open_request)).add_done_callback(answered)
+        self._hello = hello = self.link.submit("open_client", dumps(self._open_request))
+        hello.add_done_callback(answered)
         self._start_listening()
 
     def _start_listening(self) -> None:
@@ -181,7 +190,29 @@ class ClientSession:
         """Send a request; the future gives the undecoded answer (see `answer`)."""
         if self._failed is not None:
             raise self._failed
-        return self.link.submit(method, dumps(message))
+        blob, hello = dumps(message), self._hello
+        return self.link.submit(method, blob) if hello is None else self._submit_after(hello, method, blob)
+
+    def _submit_after(self, hello: Future[bytes], method: str, blob: bytes) -> Future[bytes]:
+        later: Future[bytes] = Future()
+        # As with any request, a waiter that goes away does not take it back.
+        later.set_running_or_notify_cancel()
+
+        def pass_on(done: Future[bytes]) -> None:
+            error = done.exception()
+            if error is not None:
+                later.set_exception(error)
+            else:
+                later.set_result(done.result())
+
+        def send(_: Future[bytes]) -> None:
+            try:
+                self.link.submit(method, blob).add_done_callback(pass_on)
+            except Exception as error:  # any way a transport can fail: somebody waits for an answer
+                later.set_exception(error)
+
+        hello.add_done_callback(send)
+        return later
 
     async def request(self, method: str, message: object) -> Any:
         """Send a request and wait for its answer.
@@ -214,9 +245,17 @@ class ClientSession:
 
     # -- notices -------------------------------------------------------------------
 
-    def track(self, node_id: str, tracked: Tracked) -> None:
-        """Hand notices about a node to somebody, and to whoever tracks it already, until its end."""
+    def track(self, node_id: str, tracked: Tracked, *, pending: bool = False) -> None:
+        """Hand notices about a node or claim to somebody, and to whoever tracks it already, until its end.
+
+        Args:
+            node_id: what the notices are about.
+            tracked: who takes them.
+            pending: the coordinator may not know of it yet; say `confirm` once it does.
+        """
         with self._lock:
+            if pending:
+                self._pending[node_id] = self._openings
             earlier = self._tracked.get(node_id)
             # Runs of one host share a session, and several may come after one and the same run.
             self._tracked[node_id] = tracked if earlier is None or earlier is tracked else _Both(earlier, tracked)
@@ -240,6 +279,19 @@ class ClientSession:
     def watch(self, node_id: str, tracked: Tracked) -> None:
         """Track a node that somebody else delegated; its end may be there already."""
         self.track(node_id, tracked)
+        self._subscribe(node_id)
+
+    def confirm(self, node_id: str) -> None:
+        """Say that the coordinator knows of something that was tracked before it did.
+
+        If it has forgotten this client in between, it is asked what was missed.
+        """
+        with self._lock:
+            openings = self._pending.pop(node_id, self._openings)
+        if openings != self._openings:
+            self._subscribe(node_id)
+
+    def _subscribe(self, node_id: str) -> None:
         future = self.submit("subscribe", (self.client_id, (node_id,)))
 
         def answered(done: Future[bytes]) -> None:
@@ -267,9 +319,13 @@ class ClientSession:
         """Stop handing notices about a node on."""
         with self._lock:
             self._tracked.pop(node_id, None)
+            self._pending.pop(node_id, None)
 
     def _listen(self) -> None:
         """Poll until closed; open again when the coordinator has forgotten us."""
+        hello = self._hello
+        if hello is not None:
+            wait([hello], timeout=self.opened.poll_s)
         ack = 0
         forgotten = False
         last_contact = time.monotonic()
@@ -304,7 +360,8 @@ class ClientSession:
         """Connect to a coordinator that does not know us and ask for what we missed."""
         self.opened = self.request_blocking("open_client", self._open_request)
         with self._lock:
-            names = tuple(self._tracked)
+            self._openings += 1
+            names = tuple(name for name in self._tracked if name not in self._pending)
         try:
             self._hand_out(self.request_blocking("subscribe", (self.client_id, names)))
         except NotFound:

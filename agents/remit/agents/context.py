@@ -125,6 +125,11 @@ class RunContext(ClaimHolder):
         """The workspace's folder."""
         return self._workspace
 
+    def workspace_root(self) -> str:
+        """Return the folder that claims are relative to."""
+        # The host knows it; its connection has yet to be answered when a body makes its first claim.
+        return str(self._workspace)
+
     @property
     def output_dir(self) -> Path:
         """Where this run's output files are; made when first asked for, for the owner only."""

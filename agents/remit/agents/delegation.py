@@ -19,7 +19,7 @@ from remit.agents.environment import capture
 from remit.agents.payload import encode_arguments, short_preview
 from remit.agents.runs import CancelReceipt, Run, RunOptions, request_cancel
 from remit.agents.transport import AgentBundle, bundle
-from remit.agents.wishes import areas_of_run, checked_claims
+from remit.agents.wishes import RunWishes, checked_claims, wishes_of_run
 from remit.core.cause import CauseKind
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import DependencyError, InvalidArgument, TurnCancelled
@@ -69,6 +69,10 @@ class Delegator(ABC):
     def signal(self) -> CancelSignal:
         """The signal of this turn or run: its own and what it inherits."""
         return self._signal
+
+    def workspace_root(self) -> str:
+        """Return the folder that claims are relative to."""
+        return self.session.opened.workspace
 
     @property
     def session(self) -> ClientSession:
@@ -185,7 +189,7 @@ class Delegator(ABC):
             )
         names = _names(runs) if any(option.after for option in options) else {}
         requests = tuple(
-            _run_request(run, bundles[id(candidate)], given, option, names, self.session.opened.workspace)
+            _run_request(run, bundles[id(candidate)], given, option, names, self.workspace_root())
             for run, candidate, given, option in zip(runs, agents, arguments, options, strict=True)
         )
         environment = capture()
@@ -480,6 +484,7 @@ def _run_request(
 ) -> RunRequest:
     _check_options(options)
     packed.check_arguments(arguments)
+    wishes = _wishes(packed, options, arguments, workspace)
     return RunRequest(
         run_id=run.id,
         agent_key=packed.key,
@@ -497,16 +502,15 @@ def _run_request(
         detached=options.detached,
         grace_s=options.grace_s,
         limits=options.limits or packed.limits,
-        claims=_claims(packed, options, arguments, workspace),
+        claims=wishes.areas,
+        wishes=wishes.spelled,
     )
 
 
-def _claims(
-    packed: AgentBundle, options: RunOptions, arguments: Mapping[str, Any], workspace: str
-) -> tuple[Mapping[str, Any], ...]:
+def _wishes(packed: AgentBundle, options: RunOptions, arguments: Mapping[str, Any], workspace: str) -> RunWishes:
     if not (packed.claims or options.claims):
-        return ()
-    return areas_of_run(packed.claims, checked_claims(options.claims), arguments, workspace)
+        return RunWishes()
+    return wishes_of_run(packed.claims, checked_claims(options.claims), arguments, workspace)
 
 
 def _dependency(item: object, names: Mapping[str, str]) -> str:

@@ -43,6 +43,7 @@ from remit.agents.link import Link
 from remit.agents.outbox import Outbox
 from remit.agents.printing import capture_prints
 from remit.agents.transport import unbundle
+from remit.agents.wishes import RunWishes, check_unmoved
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import InternalError, Refused
 from remit.core.messages import (
@@ -196,6 +197,8 @@ class AgentHost:
             if problem is not None:
                 raise problem
             agent = self._agent(item.agent_key, batch)
+            if item.wishes:
+                check_unmoved(RunWishes(item.claims, item.wishes), str(self._workspace))
         except Exception as error:  # importing runs user code: anything may come out
             self._report(failed_before_start(item, error))
             return

@@ -168,11 +168,30 @@ def tree(
 
 
 @app.command()
-def locks(workspace: Workspace = HERE, as_json: AsJson = False) -> None:
-    """List claims on paths: who holds what since when, who waits for what behind whom."""
-    from remit.cli.looking import show_locks
+def locks(
+    context: typer.Context,
+    workspace: Workspace = HERE,
+    clear: Annotated[
+        str | None, typer.Option("--clear", metavar="RUN", help="Free what is quarantined for this turn or run.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --clear: do not ask.")] = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """List claims on paths: who holds what since when, who waits for what behind whom.
 
+    A claim is quarantined while its owner is gone but may still write. --clear
+    frees it on your word that it does not.
+    """
     with reported():
+        if clear is not None:
+            from remit.cli.clearing import clear_quarantined
+            from remit.cli.connect import opener
+
+            clear_quarantined(opener(context), workspace, clear, yes=yes, address=address, as_json=as_json)
+            return
+        from remit.cli.looking import show_locks
+
         show_locks(workspace, as_json=as_json)
 
 

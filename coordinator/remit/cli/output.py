@@ -82,6 +82,8 @@ def receipt_dict(receipt: CancelReceipt) -> dict[str, Any]:
         "effects_uncertain": summary.effects_uncertain if summary else None,
         "unconfirmed": list(summary.unconfirmed) if summary else None,
         "remaining": summary.remaining if summary else None,
+        "claims_freed": summary.claims_freed if summary else None,
+        "claims_quarantined": list(summary.claims_quarantined) if summary else None,
     }
 
 
@@ -103,6 +105,10 @@ def receipt_lines(receipt: CancelReceipt) -> list[Line]:
     lines.append(Line(f"  runs       {outcomes}"))
     lines.append(Line(f"  processes  {summary.processes_stopped} stopped, {len(summary.processes_left)} left"))
     lines.extend(Line(f"             left: {process}", "red") for process in summary.processes_left)
+    if summary.claims_freed or summary.claims_quarantined:
+        kept = f", {len(summary.claims_quarantined)} quarantined" if summary.claims_quarantined else ""
+        lines.append(Line(f"  claims     {summary.claims_freed} freed{kept}"))
+    lines.extend(Line(f"             quarantined: {claim}", "red") for claim in summary.claims_quarantined)
     if summary.effects_uncertain:
         lines.append(Line(f"  uncertain  {_count(summary.effects_uncertain, 'effect')}", "yellow"))
     lines.extend(Line(f"  not confirmed: {run_id}", "red") for run_id in summary.unconfirmed)

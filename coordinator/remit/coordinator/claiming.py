@@ -27,6 +27,7 @@ from remit.locks import (
     ClaimRequest,
     ClaimState,
     ClaimTimeout,
+    ClaimWithdrawn,
     Granted,
     LeaseNotHeld,
     LockEvent,
@@ -45,6 +46,7 @@ __all__ = [
     "end_claims",
     "expire_claim",
     "give_up_claim",
+    "missed_notice",
     "request_start",
     "start_claim_id",
     "start_sweeps",
@@ -190,6 +192,15 @@ def check_claim(state: WorkspaceState, request: ClaimCheck) -> int:
             claim_id=request.claim_id,
         )
     return request.token
+
+
+def missed_notice(state: WorkspaceState, claim_id: str) -> tuple[ClaimNotice, ...]:
+    """Return what somebody who has not been heard of may have missed about a claim in line."""
+    view = state.locks.claim(claim_id)
+    if view is None:
+        told = f"claim {claim_id} left the line while its owner could not be reached; ask for it again"
+        return (ClaimNotice(claim_id, error=ClaimWithdrawn(told, claim_id=claim_id)),)
+    return (ClaimNotice(claim_id, view.token),) if view.state is ClaimState.GRANTED else ()
 
 
 def expire_claim(tx: Transaction, claim_id: str) -> None:

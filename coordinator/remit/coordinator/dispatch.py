@@ -240,6 +240,8 @@ class Dispatcher:
             trace=brief.delegation.trace,
             # Cancelled between the decision and the disk: the host reports it, unbegun.
             cause=node.cause,
+            claims=run.claims,
+            wishes=run.wishes,
         )
 
     async def _spawn(self, host_id: str) -> None:

@@ -58,7 +58,7 @@ from remit.core.events import (
 )
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
-from remit.locks import Granted, Queued, event_from_dict
+from remit.locks import Granted, Queued, Released, event_from_dict
 
 __all__ = ["evolve"]
 
@@ -366,6 +366,8 @@ def _claim_changed(state: WorkspaceState, event: ClaimChanged) -> None:
     elif state.claim_deadlines:
         state.claim_deadlines.pop(getattr(change, "claim_id", ""), None)
     node = state.nodes.get(event.node_id)
+    if node is not None and node.cause is not None and isinstance(change, Released):
+        node.claims_freed += 1  # for the receipt: what a cancel let others have
     if node is None or node.state not in (NodeState.CLAIMING, NodeState.RETRYING):
         return
     # A run without a body has one claim at most: the one it takes before its slot.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remit.coordinator.briefs import Briefs, BriefSpool
+from remit.coordinator.claiming import missed_notice
 from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.dispatch import Dispatcher
 from remit.coordinator.engine import ClusterNode, Engine, Scheduler, TimerHandle
@@ -48,7 +49,6 @@ from remit.core.messages import (
     CancelSummary,
     ClaimAnswer,
     ClaimCheck,
-    ClaimNotice,
     ClientOpened,
     DelegateRequest,
     DrainAnswer,
@@ -66,7 +66,7 @@ from remit.core.messages import (
     loads,
 )
 from remit.journal import Journal, JournalRecord
-from remit.locks import ClaimState, ClaimView
+from remit.locks import ClaimView
 
 __all__ = ["CoordinatorService", "ServiceOptions"]
 
@@ -448,12 +448,10 @@ class CoordinatorService:
         client_id, names = request
         missed: list[Notice] = []
         for name in names:
-            node = self._decider.state.nodes.get(name)
-            claim = self._decider.state.locks.claim(name) if node is None else None
-            if claim is not None:
-                if claim.state is ClaimState.GRANTED:
-                    missed.append(ClaimNotice(name, claim.token))
+            if name.startswith("claim_"):
+                missed.extend(missed_notice(self._decider.state, name))
                 continue
+            node = self._decider.state.nodes.get(name)
             if node is None:
                 raise NotFound(f"no turn or run {name!r} in this workspace")
             if node.is_ended:

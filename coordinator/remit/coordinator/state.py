@@ -100,6 +100,7 @@ class Node:
         "cause",
         "child_count",
         "claims",
+        "claims_freed",
         "client_id",
         "deadline_at",
         "depth",
@@ -185,6 +186,7 @@ class Node:
         self.live_children: dict[str, None] | None = None
         self.child_count = 0
         self.claims: tuple[Mapping[str, Any], ...] = ()
+        self.claims_freed = 0
         self.bad_children = 0
         self.below_used = 0
         self.parked: dict[str, None] | None = None

@@ -235,7 +235,8 @@ def summarise_cancel(state: WorkspaceState, request_id: str) -> CancelSummary | 
     roots = [state.nodes[name] for name in cancel.targets if name in state.nodes] if cancel is not None else []
     if cancel is None or not roots:
         return None
-    nodes = [n for root in roots for n in _attached(state, root) if not n.is_turn]
+    everything = [n for root in roots for n in _attached(state, root)]
+    nodes = [n for n in everything if not n.is_turn]
     counts: dict[str, int] = {}
     for node in nodes:
         if node.outcome is not None:
@@ -250,7 +251,19 @@ def summarise_cancel(state: WorkspaceState, request_id: str) -> CancelSummary | 
         effects_uncertain=sum(n.uncertain for n in nodes),
         unconfirmed=tuple(n.id for n in nodes if n.unconfirmed),
         remaining=sum(n.outcome is None for n in nodes),
+        claims_freed=sum(n.claims_freed for n in everything),
+        claims_quarantined=tuple(_quarantined(state, everything)),
     )
+
+
+def _quarantined(state: WorkspaceState, nodes: Iterable[Node]) -> Iterable[str]:
+    """Yield what is still kept of nodes that may go on writing: `write src/a.py of run_...`."""
+    if state.locks.is_idle:
+        return
+    for node in nodes:
+        for claim in state.locks.claims(node.id):
+            if claim.state is ClaimState.QUARANTINED:
+                yield f"{' and '.join(claim.wants)} of {node.id}"
 
 
 def _attached(state: WorkspaceState, root: Node) -> Iterable[Node]:

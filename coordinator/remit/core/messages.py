@@ -149,6 +149,8 @@ class RunRequest(NamedTuple):
     limits: Limits | None = None
     claims: tuple[Mapping[str, Any], ...] = ()
     """Areas that it must hold before it takes a slot, as `Area.to_dict` writes them."""
+    wishes: tuple[tuple[str, str, bool], ...] = ()
+    """The claims behind them as they were spelled: mode, text, whether it is a glob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,10 @@ class CancelSummary:
     effects_uncertain: int
     unconfirmed: tuple[str, ...]
     remaining: int
+    claims_freed: int = 0
+    """Leases of the target and of what is below it that have ended since the cancel."""
+    claims_quarantined: tuple[str, ...] = ()
+    """Those that have not, since their owner may still write: `write src/a.py of run_...`."""
 
 
 class ReportEnded(NamedTuple):
@@ -338,6 +344,10 @@ class StartItem(NamedTuple):
     deadline_at: float | None = None
     trace: str = ""
     cause: Cause | None = None
+    claims: tuple[Mapping[str, Any], ...] = ()
+    """Areas that were granted to it before it took its slot."""
+    wishes: tuple[tuple[str, str, bool], ...] = ()
+    """The claims behind them, as in `RunRequest`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from remit.locks.area import Area, AreaKind, merge, pattern_of
+from remit.locks.area import Area, AreaKind, includes, merge, pattern_of
 from remit.locks.claims import Claim, Mode
 from remit.locks.errors import InvalidClaim, OutsideWorkspace
 from remit.locks.glob import expand_braces, parse_name
@@ -61,7 +61,8 @@ class Workspace:
 
     def __init__(self, root: str | os.PathLike[str], *, ignores_case: bool | None = None) -> None:
         self.root = Path(os.path.realpath(root))
-        if not self.root.is_dir():
+        # The empty text would be wherever this process happens to be.
+        if not os.fspath(root) or not self.root.is_dir():
             raise InvalidClaim(f"workspace {os.fspath(root)!r} is not a folder")
         self.ignores_case = _ignores_case(self.root) if ignores_case is None else ignores_case
 
@@ -84,14 +85,17 @@ class Workspace:
         return merge(found)
 
     def still_holds(self, claims: Iterable[Claim], areas: tuple[Area, ...]) -> bool:
-        """Tell whether the claims still lead to the areas that were granted.
+        """Tell whether what was granted covers all that the claims lead to now.
+
+        It may cover more: whoever had the claim before may have replaced a file that
+        had other names by one that has none.
 
         Args:
             claims: what was asked for.
             areas: what `areas` made of it then.
         """
         try:
-            return set(self.areas(claims)) == set(areas)
+            return all(any(includes(granted, area) for granted in areas) for area in self.areas(claims))
         except InvalidClaim:
             return False
 
