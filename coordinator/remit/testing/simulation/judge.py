@@ -66,6 +66,8 @@ class Judge:
         Raises:
             Violation: something does not hold.
         """
+        if not decision.events:
+            return
         touched: set[str] = set()
         for event, _ in decision.events:
             self._physical(life, event)
@@ -192,9 +194,10 @@ class Judge:
             for run_id, outcome in body.told.items():
                 self._check_told(history.ends, run_id, outcome)
         for host in self._scene.hosts.values():
-            for run_id in host.refused:
+            for run_id, cause in host.refused.items():
                 end = history.ends.get(run_id)
-                failed = end is not None and end.outcome is Outcome.FAILED
+                own = cause is not None and history.causes.get(run_id) == cause
+                failed = own and end is not None and end.outcome is Outcome.FAILED
                 rule = "a refused body is cancelled"
                 require(not failed, rule, f"{run_id} failed because it was told of its own cancel")
 

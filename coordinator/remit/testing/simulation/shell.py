@@ -42,7 +42,7 @@ from remit.testing.simulation.session import COORDINATOR, Answer, Reply
 
 __all__ = ["CoordinatorModel", "Surroundings"]
 
-HOUSEKEEPING_S = 0.5
+HOUSEKEEPING_S = 1.0
 
 
 class Surroundings(Protocol):

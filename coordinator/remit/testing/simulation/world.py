@@ -30,7 +30,9 @@ __all__ = ["Simulation", "Summary"]
 RESTART_S = 0.3
 PATIENCE_S = 240.0
 """How long all may take to end by itself once it is calm: longest chain of work, graces and leases."""
-LAST_PATIENCE_S = 120.0
+CANCEL_S = 60.0
+"""How long an accepted cancel may take to become quiet: lost orders, graces, hosts that are killed."""
+LAST_PATIENCE_S = 90.0
 """How long it may take once everything has been cancelled."""
 
 
@@ -92,7 +94,9 @@ class Simulation:
         self._set_up()
         self.kernel.run(self._calm_at)
         self._calm_down()
-        self.kernel.run(self._calm_at + PATIENCE_S, self._is_quiet)
+        # What never ends by itself is waited for no longer than a cancel may take.
+        patience_s = PATIENCE_S if self.plan.is_finite else LAST_PATIENCE_S
+        self.kernel.run(self._calm_at + patience_s, self._is_quiet)
         self._check_patience()
         self._cancel_all()
         self.kernel.run(self.kernel.now + LAST_PATIENCE_S, self._is_quiet)
@@ -146,10 +150,10 @@ class Simulation:
     def _check_patience(self) -> None:
         life = self.life
         assert life is not None
-        long_ago = self.kernel.now - LAST_PATIENCE_S
+        long_ago = self.kernel.now - CANCEL_S
         for request_id in (name for names in life.state.open_cancels.values() for name in names):
             asked = life.state.cancels[request_id].at
-            require(asked > long_ago, "cancels become quiet", f"{request_id} is not quiet after {LAST_PATIENCE_S:g} s")
+            require(asked > long_ago, "cancels become quiet", f"{request_id} is not quiet after {CANCEL_S:g} s")
         if self.plan.is_finite and not self._is_stuck_by_quarantine():
             live = [n for n in life.state.nodes.values() if n.state is not NodeState.ENDED]
             named = ", ".join(f"{n.id} is {n.state}" for n in live)
