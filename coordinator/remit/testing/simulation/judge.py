@@ -22,8 +22,8 @@ from remit.testing.simulation.violation import require
 
 __all__ = ["Judge", "Scene"]
 
-HEARD_S = 6.0
-"""A cancel that is durable has reached every body below it after this time: three slow messages."""
+HEARD_S = 2.5
+"""A cancel that is durable has reached every body below it after this time: longer than the slowest message."""
 
 
 class Scene(Protocol):
@@ -193,6 +193,9 @@ class Judge:
                 require(run_id in history.parents, "what was answered is kept", f"{run_id} is not in the journal")
             for run_id, outcome in body.told.items():
                 self._check_told(history.ends, run_id, outcome)
+        begun = [(body.node_id, body.attempt) for host in self._scene.hosts.values() for body in host.seen]
+        twice = {each for each in begun if begun.count(each) > 1}
+        require(not twice, "one start", f"begun more than once: {sorted(twice)}")
         for host in self._scene.hosts.values():
             for run_id, cause in host.refused.items():
                 end = history.ends.get(run_id)

@@ -154,7 +154,7 @@ def make_plan(seed: int) -> Plan:
     """
     chance = random.Random(seed)
     clients = chance.choice([1, 1, 2])
-    turns = tuple(_turn(chance, index, clients) for index in range(chance.choice([1, 1, 2, 3])))
+    turns = tuple(_turn(chance, index, clients) for index in range(chance.choice([1, 2, 2, 3])))
     return Plan(
         seed=seed,
         turns=turns,
@@ -228,7 +228,7 @@ _VERBS = ["delegate", "delegate", "work", "work", "wait", "gather", "claim", "re
 def _steps(chance: random.Random, name: str, *, depth: int) -> tuple[Step, ...]:
     steps: list[Step] = []
     delegated = 0
-    for _ in range(chance.choice([1, 2, 3, 4]) + (depth == 0)):
+    for _ in range(chance.choice([1, 2, 3, 4]) + 2 * (depth == 0)):
         verb = chance.choice(_VERBS)
         if verb == "delegate" or (depth == 0 and not steps):
             # Deeper than the limit now and then, for the refusal.

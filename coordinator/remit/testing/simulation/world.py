@@ -86,11 +86,19 @@ class Simulation:
     # -- the whole -----------------------------------------------------------------
 
     def run(self) -> Summary:
-        """Go from beginning to end.
+        """Go from beginning to end; once only.
 
         Raises:
-            Violation: something does not hold.
+            Violation: something does not hold, or the decider raised what it must not.
         """
+        try:
+            return self._run()
+        except Violation:
+            raise
+        except Exception as error:  # whatever comes out of the decider is what is looked for
+            raise Violation("no decision fails", f"{type(error).__name__}: {error}") from error
+
+    def _run(self) -> Summary:
         self._set_up()
         self.kernel.run(self._calm_at)
         self._calm_down()
