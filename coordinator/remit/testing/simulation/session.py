@@ -92,7 +92,10 @@ class Session:
         self._ack = 0
         self._poll_number = 0
         self._opened = False
+        self._welcomed = False
         self._forgotten = False
+        self._before_hello: list[_Request] = []
+        self._open_requests = 0
         self.closed = False
 
     # -- requests ------------------------------------------------------------------
@@ -106,7 +109,18 @@ class Session:
             done: called once with the answer, or with `CoordinatorUnavailable`; never after `close`.
             patience_s: seconds.
         """
-        self._send(_Request(method, message, done, self._kernel.now + patience_s))
+        request = _Request(method, message, done, self._kernel.now + patience_s)
+        self._open_requests += 1
+        if self._welcomed or method in ("open_client", "report"):
+            self._send(request)
+        else:
+            # The first hello is sent ahead of all else, on a channel that keeps the order.
+            self._before_hello.append(request)
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether every request has its answer."""
+        return self.closed or not self._open_requests
 
     def _send(self, request: _Request) -> None:
         if self.closed or request.is_over:
@@ -134,6 +148,7 @@ class Session:
         if request.is_over or self.closed:
             return
         request.is_over = True
+        self._open_requests -= 1
         if request.timer is not None:
             request.timer.cancel()
         request.done(answer)
@@ -163,6 +178,10 @@ class Session:
         self.request("open_client", self._hello, self._welcome, patience_s=1e9)
 
     def _welcome(self, answer: Answer) -> None:
+        self._welcomed = True
+        waiting, self._before_hello = self._before_hello, []
+        for request in waiting:
+            self._send(request)
         if self._forgotten:
             self._forgotten = False
             self._ack = 0

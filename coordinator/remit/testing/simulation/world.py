@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from remit.coordinator.decider import Decision
 from remit.coordinator.state import NodeState
@@ -26,6 +26,8 @@ from remit.testing.simulation.shell import CoordinatorModel
 from remit.testing.simulation.violation import Violation, require
 
 __all__ = ["Simulation", "Summary"]
+
+_T = TypeVar("_T")
 
 RESTART_S = 0.3
 PATIENCE_S = 240.0
@@ -81,7 +83,6 @@ class Simulation:
         self._ids = IdFactory(lambda: int(self.kernel.now * 1000), bits)
         self._runs = {run.name: run for run in all_runs(plan)}
         self.judge = Judge(self, self._settings)
-        self._clients_vanished = 0
 
     # -- the whole -----------------------------------------------------------------
 
@@ -153,6 +154,7 @@ class Simulation:
             and not life.state.open_cancels
             and self.kernel.now > self._calm_at
             and not life.is_writing
+            and all(client.session.is_idle for client in self.clients)
         )
 
     def _check_patience(self) -> None:
@@ -204,7 +206,7 @@ class Simulation:
         live = [n.id for n in self.life.state.nodes.values() if not n.is_ended]
         if not live:
             return
-        target = live[int(plan.pick * len(live))]
+        target = _pick(live, plan.pick)
         self.note(f"client {plan.client} cancels {target} ({plan.kind}{', kill' if plan.kill else ''})")
         request = CancelRequest(f"req_{number}", target, plan.kind, kill=plan.kill, grace_s=plan.grace_s)
         self.clients[plan.client].cancel(request)
@@ -223,21 +225,17 @@ class Simulation:
             case "host" | "zombie":
                 self._break_host(fault)
             case "client":
-                self._pick(self.clients, fault.pick).vanish()
+                _pick(self.clients, fault.pick).vanish()
             case "partition":
-                self.network.cut(f"client {int(fault.pick * len(self.clients))}", fault.seconds)
+                self.network.cut(_pick([f"client {i}" for i in range(self.plan.clients)], fault.pick), fault.seconds)
             case _:
                 raise ValueError(f"no fault of the kind {fault.kind!r}")
-
-    @staticmethod
-    def _pick(items: list[Any], share: float) -> Any:
-        return items[int(share * len(items))]
 
     def _break_host(self, fault: FaultPlan) -> None:
         alive = [host for host in self.hosts.values() if not host.is_dead and not host.is_zombie]
         if not alive:
             return
-        host: HostModel = self._pick(alive, fault.pick)
+        host = _pick(alive, fault.pick)
         if fault.kind == "host":
             host.die(lambda: self._host_died(host.id, "it crashed"))
             return
@@ -363,6 +361,10 @@ class Simulation:
         """Write a line of the history."""
         if self._note is not None:
             self._note(self.kernel.now - START_S, line)
+
+
+def _pick(items: Sequence[_T], share: float) -> _T:
+    return items[min(int(share * len(items)), len(items) - 1)]
 
 
 def _details(event: Any) -> str:
