@@ -334,7 +334,7 @@ class CoordinatorModel:
 
     def _report(self, batch: ReportBatch, reply: Reply) -> None:
         if batch.seq <= self._report_seq.get(batch.host_id, 0):
-            reply(Answer())
+            self._when_all_durable(lambda: reply(Answer()))
             return
         self._report_seq[batch.host_id] = batch.seq
         self.commit(self.decider.report(batch, self._kernel.now), reply)
@@ -355,7 +355,11 @@ class CoordinatorModel:
                 missed.append(TurnStartedNotice(name))
             if node.is_turn and node.cause is not None:
                 missed.append(TurnCancelledNotice(name, node.cause))
-        reply(Answer(tuple(missed)))
+        self._when_all_durable(lambda: reply(Answer(tuple(missed))))
+
+    def _when_all_durable(self, act: Callable[[], None]) -> None:
+        """Do something when everything decided so far is on the disk."""
+        self.commit(Decision([], Effects()), lambda _: act())
 
 
 def _end_of(node: Node) -> EndedNotice:
