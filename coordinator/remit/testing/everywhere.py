@@ -24,6 +24,7 @@ from remit.coordinator.turn import Turn
 from remit.core.errors import InvalidArgument, TurnCancelled
 from remit.core.messages import CancelRequest, dumps
 from remit.core.outcome import Outcome
+from remit.core.scope import current_scope
 from remit.testing.inprocess import InProcess, open_inprocess
 
 __all__ = ["AwaitPoint", "CancelIgnored", "EverywhereOptions", "cancel_everywhere"]
@@ -164,6 +165,10 @@ class _Probe:
     awaits: int = 0
     where: str = ""
     is_cancelled: bool = False
+    was_shielded: bool = False
+    """The cancel fell into a shielded clean-up, which it has to wait for."""
+    was_told: bool = False
+    """The body has been thrown the cancellation."""
     problems: list[str] = field(default_factory=list[str])
 
     def begins_to_wait(self, run_id: str, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -171,6 +176,8 @@ class _Probe:
         self.awaits += 1
         if self.awaits == self.cancel_at:
             self.where = _place(coroutine, self.agent)
+            scope = current_scope()
+            self.was_shielded = scope is not None and scope.is_shielded
             self.is_cancelled = True
             self.cancel(run_id)
 
@@ -179,8 +186,10 @@ class _Probe:
         if not self.is_cancelled:
             return
         if error is None:
+            if self.was_shielded and not self.was_told:
+                return  # its clean-up was the last that it had to do
             self.problems.append("it returned a value although it was cancelled: let the cancellation out")
-        elif not isinstance(error, (asyncio.CancelledError, TurnCancelled)):
+        elif not _is_cancellation(error):
             self.problems.append(f"it raised {error!r} instead of letting the cancellation out")
         tasks = current_tasks.get()
         left = [task for task in (tasks.open if tasks else ()) if not task.cancelling() and not task.done()]
@@ -225,6 +234,15 @@ class _Watched:
                 yield wanted
             except BaseException as error:  # the body's, not ours: it is handed on
                 thrown = error
+                self._probe.was_told |= self._probe.is_cancelled
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Tell whether nothing but cancellations came out; a task group gathers those of its tasks."""
+    if isinstance(error, BaseExceptionGroup):
+        group: BaseExceptionGroup[BaseException] = error
+        return all(_is_cancellation(inner) for inner in group.exceptions)
+    return isinstance(error, (asyncio.CancelledError, TurnCancelled))
 
 
 def _place(coroutine: Any, agent: AgentDefinition) -> str:
