@@ -189,3 +189,11 @@ MUTANTS: tuple[Mutant, ...] = (
     a_retry_forgotten,
     the_runs_of_a_dead_host_forgotten,
 )
+
+SHY_MUTANTS: tuple[Mutant, ...] = (
+    a_fence_left_out,
+    a_cause_overwritten,
+    an_accepted_run_forgotten_at_recovery,
+    a_retry_forgotten,
+)
+"""Those that take more than a few seeds to show."""

@@ -93,6 +93,8 @@ class CancelPlan:
     kill: bool = False
     grace_s: float | None = None
     client: int = 0
+    again: bool = False
+    """It is meant for something that is being cancelled already, if there is such a thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,19 +188,20 @@ def _cancel(chance: random.Random, clients: int) -> CancelPlan:
         at=round(chance.uniform(0.0, 10.0), 3),
         pick=round(chance.random(), 3),
         kind=chance.choice(list(CauseKind)),
-        kill=chance.random() < 0.2,
+        kill=chance.random() < 0.3,
         grace_s=chance.choice([None, None, 0.0, 0.5]),
         client=chance.randrange(clients),
+        again=chance.random() < 0.3,
     )
 
 
 def _fault(chance: random.Random) -> FaultPlan:
-    kinds = ["coordinator", "coordinator", "host", "host", "zombie", "client", "partition", "disk", "close"]
+    kinds = ["coordinator", "coordinator", "host", "host", "zombie", "zombie", "client", "partition", "disk", "close"]
     return FaultPlan(
-        at=round(chance.uniform(0.0, 10.0), 3),
+        at=round(chance.uniform(1.0, 10.0), 3),
         kind=chance.choice(kinds),
         pick=round(chance.random(), 3),
-        seconds=chance.choice([0.0, 0.5, 3.0, 8.0]),
+        seconds=chance.choice([0.0, 0.5, 3.0, 8.0, 8.0]),
     )
 
 
@@ -261,7 +264,7 @@ def _run(chance: random.Random, name: str, siblings: list[str], *, depth: int) -
     earlier = siblings[: siblings.index(name)]
     if earlier and chance.random() < 0.2:
         plan = replace(plan, after=(chance.choice(earlier),))
-    if chance.random() < 0.5:
+    if chance.random() < 0.4:
         return plan
     return replace(
         plan,
@@ -269,8 +272,8 @@ def _run(chance: random.Random, name: str, siblings: list[str], *, depth: int) -
         detached=chance.random() < 0.2,
         deadline_s=chance.choice([None, None, 0.5, 3.0]),
         attempt_timeout_s=chance.choice([None, None, 0.5]),
-        retries=chance.choice([0, 1, 2]),
-        retry_delay_s=chance.choice([0.0, 1.0]),
+        retries=chance.choice([0, 1, 1, 2]),
+        retry_delay_s=chance.choice([0.0, 0.0, 1.0]),
         grace_s=chance.choice([None, 0.0, 0.5]),
         max_concurrent=chance.choice([None, None, 1]),
         claims=(chance.choice(_AREAS),) if chance.random() < 0.3 else (),

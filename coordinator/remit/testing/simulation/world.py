@@ -203,10 +203,11 @@ class Simulation:
     def _cancel(self, number: int, plan: CancelPlan) -> None:
         if self.life is None:
             return
-        live = [n.id for n in self.life.state.nodes.values() if not n.is_ended]
+        live = [n for n in self.life.state.nodes.values() if not n.is_ended]
         if not live:
             return
-        target = _pick(live, plan.pick)
+        stopping = [n for n in live if n.cause is not None]
+        target = _pick(stopping if plan.again and stopping else live, plan.pick).id
         self.note(f"client {plan.client} cancels {target} ({plan.kind}{', kill' if plan.kill else ''})")
         request = CancelRequest(f"req_{number}", target, plan.kind, kill=plan.kill, grace_s=plan.grace_s)
         self.clients[plan.client].cancel(request)
@@ -235,7 +236,8 @@ class Simulation:
         alive = [host for host in self.hosts.values() if not host.is_dead and not host.is_zombie]
         if not alive:
             return
-        host = _pick(alive, fault.pick)
+        # One that has something to lose, if there is one.
+        host = _pick([host for host in alive if host.bodies] or alive, fault.pick)
         if fault.kind == "host":
             host.die(lambda: self._host_died(host.id, "it crashed"))
             return
