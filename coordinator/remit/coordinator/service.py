@@ -22,7 +22,7 @@ from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.dispatch import Dispatcher
 from remit.coordinator.engine import ClusterNode, Engine, Scheduler, TimerHandle
 from remit.coordinator.mailbox import Mailboxes
-from remit.coordinator.transaction import Settings
+from remit.coordinator.transaction import Effects, Settings
 from remit.coordinator.views import (
     NodeView,
     TreeView,
@@ -297,6 +297,13 @@ class CoordinatorService:
             self._dispatch.abandon()
         return self._died
 
+    def _all_durable(self) -> asyncio.Future[Any]:
+        """Return a future that resolves when everything decided so far is on the disk.
+
+        Whoever is told of what is only in memory would be told of what a crash takes back.
+        """
+        return self._commit(Decision([], Effects()))
+
     def _arm(self) -> None:
         """Set the one timer to whatever is due next."""
         due = self._decider.next_due()
@@ -420,10 +427,14 @@ class CoordinatorService:
             await asyncio.wait([quiet], timeout=min(timeout_s, self._options.poll_s))
             if not quiet.done():
                 waiters.remove(quiet)
-        return summarise_cancel(self._decider.state, request_id)
+        summary = summarise_cancel(self._decider.state, request_id)
+        await self._all_durable()
+        return summary
 
     async def _report(self, batch: ReportBatch) -> None:
         if not self._dispatch.is_new(batch):
+            # The first copy may still wait for the disk, and its sender forgets what is acknowledged.
+            await self._all_durable()
             return
         await self._commit(self._decider.report(batch, self._clock.now()))
 
@@ -462,6 +473,7 @@ class CoordinatorService:
                 missed.append(TurnStartedNotice(name))
             if node.is_turn and node.cause is not None:
                 missed.append(TurnCancelledNotice(name, node.cause))
+        await self._all_durable()
         return tuple(missed)
 
     def _stored_payload(self, node_id: str) -> bytes | None:
@@ -530,7 +542,9 @@ class CoordinatorService:
             reason = "it did not come back after the coordinator was restarted"
             self._decide(self._decider.client_gone(client_id, reason, now))
         self._decide(self._decider.tick(now))
-        self._dispatch.forget(self._decider.prune())
+        if not self._commits:
+            # What follows from a decision that waits for the disk is about nodes that must still be known.
+            self._dispatch.forget(self._decider.prune())
         self._dispatch.tidy()
         state = self._decider.state
         if self._clients.people or state.live_turns or state.live_runs:

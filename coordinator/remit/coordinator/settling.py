@@ -17,6 +17,7 @@ from remit.coordinator.claiming import end_claims, request_start
 from remit.coordinator.state import Node, NodeState
 from remit.coordinator.transaction import Transaction
 from remit.core.cause import Cause, CauseKind
+from remit.core.errors import TurnCancelled
 from remit.core.events import (
     AttemptEnded,
     CancelQuiet,
@@ -53,6 +54,7 @@ class Ending:
 
 def settle_report(tx: Transaction, node: Node, report: ReportEnded) -> None:
     """Take a host's word that the body of a run's current attempt has ended."""
+    report = _as_told(node, report)
     before_cancel = report.before_cancel
     if report.report == "returned":
         before_cancel = node.cause is None
@@ -79,6 +81,20 @@ def settle_report(tx: Transaction, node: Node, report: ReportEnded) -> None:
     if report.payload is not None:
         tx.payloads[node.id] = report.payload
     _end_attempt(tx, node, report._replace(before_cancel=before_cancel))
+
+
+def _as_told(node: Node, report: ReportEnded) -> ReportEnded:
+    """Correct the word of a body that heard of its stop from a refused request, before its signal was set.
+
+    The host cannot know better: there the error looks like the body's own.
+    """
+    if report.report != "raised" or report.error_type != TurnCancelled.__name__:
+        return report
+    if node.cause is not None:
+        return report._replace(report="cancelled", before_cancel=False)
+    if node.expired_attempt == node.attempt:
+        return report._replace(report="timed_out", before_cancel=False)
+    return report
 
 
 def settle(tx: Transaction, node: Node) -> None:
