@@ -13,8 +13,17 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from remit.core.errors import DuplicateTerminalEvent, InvalidArgument
+from remit.core.events import EVENTS_VERSION
 
-__all__ = ["JournalRecord", "Row", "StoredRecord", "decode_data", "duplicate_terminal", "encode_records"]
+__all__ = [
+    "JournalRecord",
+    "Row",
+    "StoredRecord",
+    "StoredSnapshot",
+    "decode_data",
+    "duplicate_terminal",
+    "encode_records",
+]
 
 Row: TypeAlias = tuple[int, str, str, str, int, str, bytes | None]
 """`at_unix_ms`, `kind`, `node_id`, `turn_id`, `terminal` as 0 or 1, `data` as JSON text, `payload`."""
@@ -49,7 +58,7 @@ class StoredRecord:
     """One record as it stands in a journal, without its payload."""
 
     seq: int
-    """Place in the journal, from 1, without gaps; grows with each record."""
+    """Place in the journal, from 1; written without gaps, which retention may make."""
     epoch: int
     """Life of the writer that wrote it, from 1."""
     kind: str
@@ -64,6 +73,8 @@ class StoredRecord:
     """As in `JournalRecord`, read back from JSON: tuples have become lists."""
     terminal: bool = False
     """As in `JournalRecord`."""
+    version: int = EVENTS_VERSION
+    """Version of the events in which `data` was written."""
 
     @property
     def record(self) -> JournalRecord:
@@ -76,6 +87,18 @@ class StoredRecord:
             data=self.data,
             terminal=self.terminal,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A state that was kept, so that what led to it need not be read."""
+
+    seq: int
+    """Place of the last record that is part of it."""
+    at_unix_ms: int
+    """When it was kept, in milliseconds since 1970."""
+    data: bytes
+    """What `Journal.save_snapshot` was given."""
 
 
 def encode_records(records: Sequence[JournalRecord]) -> list[Row]:
