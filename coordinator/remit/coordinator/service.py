@@ -19,7 +19,10 @@ from typing import Any
 from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.dispatch import Dispatcher
 from remit.coordinator.engine import Engine, Scheduler, TimerHandle
+from remit.coordinator.folding import past_node
 from remit.coordinator.mailbox import Mailboxes
+from remit.coordinator.snapshotting import Snapshots
+from remit.coordinator.state import Node, WorkspaceState
 from remit.coordinator.transaction import Settings
 from remit.coordinator.views import (
     NodeView,
@@ -102,6 +105,7 @@ class CoordinatorService:
         scheduler: timers on that clock.
         decider: with the state folded from the journal.
         on_busy: called now and then while somebody needs this coordinator.
+        tail: records that the journal holds behind its latest snapshot.
     """
 
     def __init__(
@@ -114,6 +118,7 @@ class CoordinatorService:
         scheduler: Scheduler,
         decider: Decider | None = None,
         on_busy: Callable[[], None] | None = None,
+        tail: int = 0,
     ) -> None:
         self._options = options
         self._journal = journal
@@ -124,6 +129,7 @@ class CoordinatorService:
         self._on_busy = on_busy
         self._clients = Mailboxes()
         self._dispatch = Dispatcher(self._decider.state, engine, self._clients, self)
+        self._snapshots = Snapshots(journal, self._decider.state, tail=tail)
         self._commits: deque[_Commit] = deque()
         self._quiet_waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._timer: TimerHandle | None = None
@@ -205,6 +211,7 @@ class CoordinatorService:
             for event, payload in decision.events
         ]
         written = self._journal.append(records)
+        self._snapshots.count(len(records))
         self._commits.append(_Commit(written, decision, waiter))
         if written.done():
             self._drain()
@@ -390,9 +397,7 @@ class CoordinatorService:
         client_id, names = request
         missed: list[Notice] = []
         for name in names:
-            node = self._decider.state.nodes.get(name)
-            if node is None:
-                raise NotFound(f"no turn or run {name!r} in this workspace")
+            _, node = await self._find(name)
             if node.is_ended:
                 missed.append(self._dispatch.notice(node, self._stored_payload(name)))
                 continue
@@ -410,17 +415,35 @@ class CoordinatorService:
         finally:
             reader.close()
 
-    async def _tree(self, node_id: str) -> TreeView:
-        node = self._decider.state.nodes.get(node_id)
-        if node is None:
+    async def _find(self, node_id: str) -> tuple[WorkspaceState, Node]:
+        """Return a node with the state that it is in: what has left memory is read from the journal.
+
+        Raises:
+            NotFound: nobody knows it, or retention has taken it away.
+        """
+        state = self._decider.state
+        node = state.nodes.get(node_id)
+        if node is not None:
+            return state, node
+        past = await asyncio.to_thread(self._read_past, node_id)
+        if past is None:
             raise NotFound(f"no turn or run {node_id!r} in this workspace")
-        return tree_view(self._decider.state, node, self._clock.now())
+        return past
+
+    def _read_past(self, node_id: str) -> tuple[WorkspaceState, Node] | None:
+        reader = self._journal.reader()
+        try:
+            return past_node(reader, node_id)
+        finally:
+            reader.close()
+
+    async def _tree(self, node_id: str) -> TreeView:
+        state, node = await self._find(node_id)
+        return tree_view(state, node, self._clock.now())
 
     async def _node(self, node_id: str) -> NodeView:
-        node = self._decider.state.nodes.get(node_id)
-        if node is None:
-            raise NotFound(f"no turn or run {node_id!r} in this workspace")
-        return node_view(self._decider.state, node)
+        state, node = await self._find(node_id)
+        return node_view(state, node)
 
     async def _turns(self, _: None) -> tuple[NodeView, ...]:
         return turn_views(self._decider.state)
@@ -466,7 +489,9 @@ class CoordinatorService:
             self._clients.drop(client_id)
             self._decide(self._decider.client_gone(client_id, reason, now))
         self._decide(self._decider.tick(now))
-        self._dispatch.forget(self._decider.prune())
+        self._dispatch.forget(self._decider.prune(now))
+        if self._broken is None:
+            self._snapshots.consider()
         state = self._decider.state
         if self._clients.people or state.live_turns or state.live_runs:
             self._busy_at = now
@@ -497,6 +522,7 @@ class CoordinatorService:
                 timer.cancel()
         await self._dispatch.kill_all("the coordinator is closing")
         self._clients.release_all()
+        await self._snapshots.finish(5.0)
         await asyncio.to_thread(self._journal.close, 5.0)
         # The answer to whoever asked must leave before this process does.
         self._loop.call_later(0.2, self._engine.exit)

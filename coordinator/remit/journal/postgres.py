@@ -41,7 +41,8 @@ _CONNECT_TIMEOUT_S = 10
 _TABLES = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE events (seq BIGINT PRIMARY KEY, epoch BIGINT NOT NULL, at_unix_ms BIGINT NOT NULL,"
-    " kind TEXT NOT NULL, node_id TEXT NOT NULL, turn_id TEXT NOT NULL, terminal SMALLINT NOT NULL, data TEXT NOT NULL, payload BYTEA)",
+    " kind TEXT NOT NULL, node_id TEXT NOT NULL, turn_id TEXT NOT NULL, terminal SMALLINT NOT NULL,"
+    " data TEXT NOT NULL, payload BYTEA)",
     "CREATE UNIQUE INDEX events_one_end ON events (node_id) WHERE terminal = 1",
     "CREATE INDEX events_turn ON events (turn_id)",
     "CREATE INDEX events_turn_end ON events (seq) WHERE terminal = 1 AND node_id = turn_id",
@@ -256,7 +257,8 @@ def _is_locked(connection: Connection) -> bool:
     try:
         rows = held.query(
             "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
-            " AND classid = ? AND objid = ? AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            " AND classid = ? AND objid = ?"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
             key >> 32,
             key & 0xFFFFFFFF,
         )
