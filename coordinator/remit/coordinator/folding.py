@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from remit.coordinator.evolve import evolve
@@ -35,10 +37,11 @@ def fold_journal(reader: JournalReader) -> Folded:
         JournalError: it cannot be read.
     """
     for _ in range(_TRIES):
-        snapshot = reader.snapshot()
-        state = WorkspaceState() if snapshot is None else decode(snapshot.data)
-        begin = 0 if snapshot is None else snapshot.seq
-        tail = _apply(state, reader.read(after_seq=begin))
+        with _no_collection():
+            snapshot = reader.snapshot()
+            state = WorkspaceState() if snapshot is None else decode(snapshot.data)
+            begin = 0 if snapshot is None else snapshot.seq
+            tail = _apply(state, reader.read(after_seq=begin))
         # Retention may have taken away what we were about to read: up to a newer snapshot, which is there then.
         if reader.base() <= begin:
             return Folded(state, tail)
@@ -55,7 +58,8 @@ def past_turn(reader: JournalReader, turn_id: str) -> WorkspaceState:
         JournalError: the journal cannot be read.
     """
     state = WorkspaceState()
-    _apply(state, reader.read(turn_id=turn_id), without=(ClaimChanged, CoordinatorStarted))
+    with _no_collection():
+        _apply(state, reader.read(turn_id=turn_id), without=(ClaimChanged, CoordinatorStarted))
     return state
 
 
@@ -76,6 +80,18 @@ def past_node(reader: JournalReader, node_id: str) -> tuple[WorkspaceState, Node
             node = state.nodes.get(node_id)
             return None if node is None else (state, node)
     return None
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Keep the garbage collector away: a fold makes many objects and keeps them all, so it would find nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _apply(state: WorkspaceState, records: Iterable[StoredRecord], *, without: tuple[type, ...] = ()) -> int:

@@ -1,6 +1,6 @@
 """When the coordinator keeps a snapshot of its state in the journal.
 
-After as many records as recovery may fold in about half a second, or four times
+After as many records as recovery may fold in about half a second, or twice
 the nodes that a snapshot holds: then snapshots cost less than the records they
 save. Earlier where nothing is live, since that disturbs nobody.
 """
@@ -20,7 +20,7 @@ __all__ = ["Snapshots"]
 logger = logging.getLogger("remit.coordinator")
 
 _RECORDS = 10_000
-_RECORDS_A_NODE = 4
+_RECORDS_A_NODE = 2
 _RECORDS_AT_REST = 1_000
 
 

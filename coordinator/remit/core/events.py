@@ -450,16 +450,12 @@ def decode_event(kind: str, node_id: str, turn_id: str, data: Mapping[str, Any])
     cls = _KINDS.get(kind)
     if cls is None:
         raise JournalTooNew(f"the journal holds an event of kind {kind!r}, which this version does not know; {_ADVICE}")
-    values = dict(data)
-    if values.get("cause") is not None:
-        values["cause"] = Cause.from_dict(values["cause"])
-    if "outcome" in values:
-        values["outcome"] = Outcome(values["outcome"])
-    elif "outcome" in cls.__dataclass_fields__:
-        values["outcome"] = Outcome.SUCCEEDED
-    for name in _TUPLES[cls]:
-        if name in values:
-            values[name] = tuple(values[name])
+    values = data
+    for name, restore in _RESTORE[cls]:
+        if values.get(name) is not None:
+            # Copied by the first that has something to restore: most events have nothing.
+            values = dict(data) if values is data else values
+            values[name] = restore(values[name])
     try:
         return cls(node_id=node_id, turn_id=turn_id, **values)
     except TypeError as error:
@@ -470,6 +466,15 @@ def decode_event(kind: str, node_id: str, turn_id: str, data: Mapping[str, Any])
 
 
 _ADVICE = "read the journal with the version of remit that wrote it, or a newer one"
-_TUPLES: dict[type[Event], tuple[str, ...]] = {
-    cls: tuple(name for name, default in own if isinstance(default, tuple)) for cls, own in _OWN_FIELDS.items()
+
+
+def _restorers(own: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """Return the fields of a kind that JSON has in another form, and what gives them their own."""
+    known: dict[str, Callable[[Any], Any]] = {"cause": Cause.from_dict, "outcome": Outcome}
+    tuples = {name: tuple for name, default in own if isinstance(default, tuple)}
+    return tuple((name, {**known, **tuples}[name]) for name, _ in own if name in known or name in tuples)
+
+
+_RESTORE: dict[type[Event], tuple[tuple[str, Callable[[Any], Any]], ...]] = {
+    cls: _restorers(own) for cls, own in _OWN_FIELDS.items()
 }

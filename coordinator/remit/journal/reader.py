@@ -11,7 +11,7 @@ from remit.core.errors import InvalidArgument, JournalError, JournalTooNew
 from remit.core.events import EVENTS_VERSION
 from remit.journal.connection import Connection
 from remit.journal.ownership import writer_alive
-from remit.journal.record import StoredRecord, StoredSnapshot, decode_data
+from remit.journal.record import StoredRecord, StoredSnapshot, decode_many
 from remit.journal.schema import connect_reader
 
 __all__ = ["DatabaseReader", "SqliteJournalReader"]
@@ -83,11 +83,10 @@ class DatabaseReader:
         while left is None or left > 0:
             size = _PAGE_ROWS if left is None else min(left, _PAGE_ROWS)
             rows = self._query(sql, after_seq, *values, size)
-            for seq, epoch, kind, node_id, turn_id, at_unix_ms, data, terminal in rows:
+            decoded = decode_many([row[6] for row in rows])
+            for (seq, epoch, kind, node_id, turn_id, at_unix_ms, _, terminal), data in zip(rows, decoded, strict=True):
                 version = versions.get(epoch) or self._version(epoch)
-                yield StoredRecord(
-                    seq, epoch, kind, node_id, turn_id, at_unix_ms, decode_data(data), bool(terminal), version
-                )
+                yield StoredRecord(seq, epoch, kind, node_id, turn_id, at_unix_ms, data, bool(terminal), version)
             if len(rows) < size:
                 return
             after_seq = rows[-1][0]
