@@ -21,7 +21,7 @@ from remit.journal.sqlite import SqliteJournal
 if TYPE_CHECKING:
     from remit.journal.postgres import PostgresJournal, PostgresReader
 
-__all__ = ["choose_journal", "journal_exists", "journal_location", "open_journal", "open_reader"]
+__all__ = ["choose_journal", "is_url", "journal_exists", "journal_location", "open_journal", "open_reader"]
 
 _URL_FILE = "journal.url"
 _SCHEMES = ("postgresql://", "postgres://")
@@ -120,7 +120,7 @@ def open_journal(
 
     Durability: the new epoch is on the disk.
     """
-    if _is_url(location):
+    if is_url(location):
         return _postgres()[0].open(str(location), failpoint=failpoint)
     return SqliteJournal.open(location, failpoint=failpoint)
 
@@ -133,10 +133,11 @@ def open_reader(location: Path | str) -> DatabaseReader:
         JournalError: there is none, or it cannot be read; nothing was made.
         InvalidArgument: the URL does not hold.
     """
-    return _postgres()[1].open(str(location)) if _is_url(location) else SqliteJournalReader.open(location)
+    return _postgres()[1].open(str(location)) if is_url(location) else SqliteJournalReader.open(location)
 
 
-def _is_url(location: Path | str) -> bool:
+def is_url(location: Path | str) -> bool:
+    """Tell whether a journal's place is a database and not a file."""
     return isinstance(location, str) and location.startswith(_SCHEMES)
 
 

@@ -35,7 +35,7 @@ from remit.journal.reader import DatabaseReader
 from remit.journal.schema import begin_epoch
 from remit.journal.writer import DatabaseJournal
 
-__all__ = ["PostgresJournal", "PostgresReader"]
+__all__ = ["PostgresConnection", "PostgresJournal", "PostgresReader", "connect_maintenance"]
 
 _CONNECT_TIMEOUT_S = 10
 _TABLES = (
@@ -142,6 +142,23 @@ class PostgresConnection:
                 "SELECT table_name FROM information_schema.tables WHERE table_schema = ?", self.schema
             )
         }
+
+
+def connect_maintenance(url: str) -> PostgresConnection:
+    """Open a journal to take something away from it, whoever writes it.
+
+    Raises:
+        JournalTooNew: a newer version has written in it.
+        JournalError: the server cannot be reached, or there is no journal; nothing was made.
+    """
+    connection = PostgresConnection(*split_url(url))
+    try:
+        if not _check(connection):
+            raise JournalError(f"there is no journal at {connection.where}: nothing has run in this workspace yet")
+    except BaseException as error:
+        connection.close()
+        raise _told(connection, error, doing="read") from error
+    return connection
 
 
 class _AdvisoryLock:

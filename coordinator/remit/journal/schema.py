@@ -166,6 +166,9 @@ def connect_writer(path: Path) -> SqliteConnection:
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         found = _check_format(connection, path)
+        if found == 0:
+            # Before the first table, or never: retention can then give room back without a rewrite of the file.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise JournalError(
