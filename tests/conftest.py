@@ -24,6 +24,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.journal.postgres_server import Server, binaries
+
 RAY_TIMEOUT_S = 180
 """Limit of one test on Ray: the first one also waits for the node to start."""
 
@@ -62,6 +64,18 @@ def anyio_backend() -> str:
 def project_root() -> Path:
     """Return the folder that holds tests/ (and, in a checkout, the sources)."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """Return a PostgreSQL server of the tests' own; skips where none is installed."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    programs = binaries()
+    if programs is None:
+        pytest.skip("no PostgreSQL server is installed")
+    server = Server(programs)
+    yield server
+    server.remove()
 
 
 def _ray_is_connected() -> bool:

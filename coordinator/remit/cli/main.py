@@ -259,6 +259,37 @@ def logs(
 
 
 @app.command()
+def gc(
+    older_than: Annotated[str, typer.Option("--older-than", help="Least age of an end: 7d, 12h, 30m or 90s.")],
+    workspace: Workspace = HERE,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would go.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what ended long ago from the journal, with its results and output files; never what is live."""
+    from remit.cli.retaining import collect_old
+
+    with reported():
+        collect_old(workspace, older_than, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def journal(
+    workspace: Workspace = HERE,
+    use: Annotated[
+        str | None, typer.Option("--use", metavar="URL", help="Keep it in this database: postgresql://user@host/name.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where the journal of a workspace is and what is in it, or put it into PostgreSQL before anything has run."""
+    from remit.cli.retaining import show_journal, use_database
+
+    with reported():
+        if use is not None:
+            use_database(workspace, use)
+        show_journal(workspace, as_json=as_json)
+
+
+@app.command()
 def up() -> None:
     """Start the local Ray node, or say that it is up."""
     from remit.cli.node import start_node

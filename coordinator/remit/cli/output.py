@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import groupby
 from typing import Any, cast
 
 from remit.agents.payload import decode
@@ -27,8 +28,10 @@ def print_lines(lines: list[Line]) -> None:
     from rich.console import Console
 
     console = Console()
-    for line in lines:
-        console.print(line.text, style=line.style or None, markup=False, highlight=False, soft_wrap=True)
+    # Lines of one look in one call: ten thousand calls would take seconds.
+    for style, group in groupby(lines, key=lambda line: line.style):
+        text = "\n".join(line.text for line in group)
+        console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def result_value(blob: bytes | None) -> Any:

@@ -467,19 +467,26 @@ class Decider:
         node = self.state.nodes.get(node_id)
         return -1 if node is None else node.depth
 
-    def prune(self) -> list[str]:
+    def prune(self, now: float | None = None) -> list[str]:
         """Forget the oldest ended turns and their runs; return the forgotten ids.
 
         The journal keeps them. A turn with a detached run that still lives stays.
+
+        Args:
+            now: coordinator time, in seconds since 1970; None not to look at their age.
         """
         ended = [turn for turn in self.state.turns.values() if turn.is_ended]
         surplus = len(ended) - self.settings.keep_ended_turns
         if len(self.state.nodes) > self.settings.keep_nodes:
             # The latest turn stays, so that whoever waits for its receipt gets one.
             surplus = max(surplus, len(ended) - 1)
-        if surplus <= 0:
+        doomed = {turn.id for turn in ended[: max(0, surplus)]}
+        if now is not None:
+            crowded = len(self.state.nodes) > self.settings.keep_recent_nodes
+            oldest = now - (self.settings.keep_recent_s if crowded else self.settings.keep_ended_s)
+            doomed.update(turn.id for turn in ended if turn.ended_at is not None and turn.ended_at < oldest)
+        if not doomed:
             return []
-        doomed = {turn.id for turn in ended[:surplus]}
         live = {n.turn_id for n in self.state.nodes.values() if not n.is_ended}
         doomed -= live
         # What is quarantined is shown with its owner.

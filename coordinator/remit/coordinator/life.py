@@ -10,19 +10,18 @@ from pathlib import Path
 from remit.coordinator.briefs import BriefSpool
 from remit.coordinator.decider import Decider
 from remit.coordinator.engine import Engine, TimerHandle
-from remit.coordinator.evolve import evolve
+from remit.coordinator.folding import fold_journal
 from remit.coordinator.service import CoordinatorService, ServiceOptions
 from remit.coordinator.state import WorkspaceState
 from remit.coordinator.transaction import Settings
 from remit.core.clock import Clock, SystemClock
-from remit.core.events import decode_event
-from remit.journal import Journal, JournalReader, SqliteJournal
+from remit.journal import Journal, JournalReader, journal_location, open_journal
 
 __all__ = ["Life", "LoopScheduler", "fold", "journal_path", "stored_payloads"]
 
 
 def journal_path(workspace: str | Path) -> Path:
-    """Return where a workspace's journal is."""
+    """Return where a workspace's journal is, unless it was put into a database."""
     return Path(workspace) / ".remit" / "journal.db"
 
 
@@ -32,10 +31,7 @@ def fold(reader: JournalReader) -> WorkspaceState:
     Raises:
         JournalError: it cannot be read, or holds events of a newer version.
     """
-    state = WorkspaceState()
-    for record in reader.read():
-        evolve(state, decode_event(record.kind, record.node_id, record.turn_id, record.data))
-    return state
+    return fold_journal(reader).state
 
 
 def stored_payloads(reader: JournalReader, state: WorkspaceState) -> dict[str, bytes]:
@@ -112,15 +108,15 @@ class Life:
             JournalError: the journal cannot be opened, or belongs to another coordinator.
         """
         if journal is None:
-            journal = await asyncio.to_thread(SqliteJournal.open, journal_path(options.workspace))
+            journal = await asyncio.to_thread(open_journal, journal_location(options.workspace))
         reader = journal.reader()
         try:
-            state = await asyncio.to_thread(fold, reader)
-            payloads = await asyncio.to_thread(stored_payloads, reader, state)
+            folded = await asyncio.to_thread(fold_journal, reader)
+            payloads = await asyncio.to_thread(stored_payloads, reader, folded.state)
         finally:
             reader.close()
         spool, kept = await asyncio.to_thread(
-            BriefSpool.open, Path(options.workspace) / ".remit" / "briefs", journal.epoch, _live_runs(state)
+            BriefSpool.open, Path(options.workspace) / ".remit" / "briefs", journal.epoch, _live_runs(folded.state)
         )
         service = CoordinatorService(
             options,
@@ -128,7 +124,8 @@ class Life:
             engine=engine,
             clock=scheduler.clock,
             scheduler=scheduler,
-            decider=Decider(settings=settings, state=state, payloads=payloads),
+            decider=Decider(settings=settings, state=folded.state, payloads=payloads),
+            tail=folded.tail,
             on_busy=on_busy,
             spool=spool,
             kept=kept,

@@ -21,7 +21,10 @@ from remit.coordinator.claiming import missed_notice
 from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.dispatch import Dispatcher
 from remit.coordinator.engine import ClusterNode, Engine, Scheduler, TimerHandle
+from remit.coordinator.folding import past_node
 from remit.coordinator.mailbox import Mailboxes
+from remit.coordinator.snapshotting import Snapshots
+from remit.coordinator.state import Node, WorkspaceState
 from remit.coordinator.transaction import Effects, Settings
 from remit.coordinator.views import (
     NodeView,
@@ -114,6 +117,7 @@ class CoordinatorService:
         on_busy: called now and then while somebody needs this coordinator.
         spool: keeps what it takes to begin runs for later lives; None for not at all.
         kept: what earlier lives have kept.
+        tail: records that the journal holds behind its latest snapshot.
     """
 
     def __init__(
@@ -128,6 +132,7 @@ class CoordinatorService:
         on_busy: Callable[[], None] | None = None,
         spool: BriefSpool | None = None,
         kept: Sequence[Briefs] = (),
+        tail: int = 0,
     ) -> None:
         self._options = options
         self._journal = journal
@@ -140,6 +145,7 @@ class CoordinatorService:
         self._spool = spool
         self._kept = kept
         self._dispatch = Dispatcher(self._decider.state, engine, self._clients, self, epoch=journal.epoch, spool=spool)
+        self._snapshots = Snapshots(journal, self._decider.state, tail=tail)
         self._commits: deque[_Commit] = deque()
         self._quiet_waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._timer: TimerHandle | None = None
@@ -234,6 +240,7 @@ class CoordinatorService:
             for event, payload in decision.events
         ]
         written = self._journal.append(records)
+        self._snapshots.count(len(records))
         self._commits.append(_Commit(written, decision, waiter))
         if written.done():
             self._drain()
@@ -462,9 +469,7 @@ class CoordinatorService:
             if name.startswith("claim_"):
                 missed.extend(missed_notice(self._decider.state, name))
                 continue
-            node = self._decider.state.nodes.get(name)
-            if node is None:
-                raise NotFound(f"no turn or run {name!r} in this workspace")
+            _, node = await self._find(name)
             if node.is_ended:
                 missed.append(self._dispatch.notice(node, self._stored_payload(name)))
                 continue
@@ -483,17 +488,35 @@ class CoordinatorService:
         finally:
             reader.close()
 
-    async def _tree(self, node_id: str) -> TreeView:
-        node = self._decider.state.nodes.get(node_id)
-        if node is None:
+    async def _find(self, node_id: str) -> tuple[WorkspaceState, Node]:
+        """Return a node with the state that it is in: what has left memory is read from the journal.
+
+        Raises:
+            NotFound: nobody knows it, or retention has taken it away.
+        """
+        state = self._decider.state
+        node = state.nodes.get(node_id)
+        if node is not None:
+            return state, node
+        past = await asyncio.to_thread(self._read_past, node_id)
+        if past is None:
             raise NotFound(f"no turn or run {node_id!r} in this workspace")
-        return tree_view(self._decider.state, node, self._clock.now())
+        return past
+
+    def _read_past(self, node_id: str) -> tuple[WorkspaceState, Node] | None:
+        reader = self._journal.reader()
+        try:
+            return past_node(reader, node_id)
+        finally:
+            reader.close()
+
+    async def _tree(self, node_id: str) -> TreeView:
+        state, node = await self._find(node_id)
+        return tree_view(state, node, self._clock.now())
 
     async def _node(self, node_id: str) -> NodeView:
-        node = self._decider.state.nodes.get(node_id)
-        if node is None:
-            raise NotFound(f"no turn or run {node_id!r} in this workspace")
-        return node_view(self._decider.state, node)
+        state, node = await self._find(node_id)
+        return node_view(state, node)
 
     async def _turns(self, _: None) -> tuple[NodeView, ...]:
         return turn_views(self._decider.state)
@@ -544,8 +567,10 @@ class CoordinatorService:
         self._decide(self._decider.tick(now))
         if not self._commits:
             # What follows from a decision that waits for the disk is about nodes that must still be known.
-            self._dispatch.forget(self._decider.prune())
+            self._dispatch.forget(self._decider.prune(now))
         self._dispatch.tidy()
+        if self._broken is None:
+            self._snapshots.consider()
         state = self._decider.state
         if self._clients.people or state.live_turns or state.live_runs:
             self._busy_at = now
@@ -578,6 +603,7 @@ class CoordinatorService:
         self._clients.release_all()
         if self._spool is not None:
             self._spool.close()
+        await self._snapshots.finish(5.0)
         await asyncio.to_thread(self._journal.close, 5.0)
         # The answer to whoever asked must leave before this process does.
         self._loop.call_later(0.2, self._engine.exit)

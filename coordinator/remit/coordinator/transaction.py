@@ -45,6 +45,12 @@ class Settings:
     """Ended turns kept in memory; older ones are read from the journal."""
     keep_nodes: int = 50_000
     """Turns and runs kept in memory, live ones aside: about a kilobyte each."""
+    keep_ended_s: float = 3600.0
+    """An ended turn is kept in memory for this long at most."""
+    keep_recent_nodes: int = 5_000
+    """Above this many turns and runs an ended turn is kept for `keep_recent_s` only."""
+    keep_recent_s: float = 60.0
+    """Time for whoever waits for the end of a turn, or for the receipt of its cancel, to ask."""
 
     def bounded(self, limits: Limits) -> Settings:
         """Return these settings with what `limits` says of a workspace."""

@@ -27,6 +27,8 @@
     ├── CoordinatorUnavailable      no Ray, no coordinator, or it stopped answering
     ├── JournalError                the journal cannot be read or written
     │   ├── JournalBusy             another coordinator owns this workspace
+    │   ├── JournalFenced           another coordinator has taken this journal over
+    │   ├── JournalTooNew           written by a version that this one cannot read
     │   └── DuplicateTerminalEvent  a second end of the same run was refused
     └── InternalError               one of our own invariants is broken
 
@@ -59,6 +61,8 @@ __all__ = [
     "InvalidArgument",
     "JournalBusy",
     "JournalError",
+    "JournalFenced",
+    "JournalTooNew",
     "NotFound",
     "ProcessError",
     "Refused",
@@ -303,6 +307,22 @@ class JournalBusy(JournalError):
     """Another coordinator owns the journal of this workspace."""
 
     code = "journal_busy"
+
+
+class JournalFenced(JournalError):
+    """Another coordinator has taken this journal over; this one writes nothing any more.
+
+    Unlike `JournalBusy` it comes to a writer that had the journal. The attribute
+    `epoch` is its own life, `current_epoch` that of whoever has the journal now.
+    """
+
+    code = "journal_fenced"
+
+
+class JournalTooNew(JournalError):
+    """The journal, or something in it, was written by a newer version of `remit`; nothing was changed."""
+
+    code = "journal_too_new"
 
 
 class DuplicateTerminalEvent(JournalError):

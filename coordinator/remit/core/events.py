@@ -21,10 +21,11 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from remit.core.cause import Cause
-from remit.core.errors import JournalError
+from remit.core.errors import JournalTooNew
 from remit.core.outcome import Outcome
 
 __all__ = [
+    "EVENTS_VERSION",
     "AttemptEnded",
     "AttemptExpired",
     "AttemptMoved",
@@ -60,6 +61,10 @@ __all__ = [
     "decode_event",
     "encode_event",
 ]
+
+EVENTS_VERSION = 1
+"""Version of the encoding below. A new kind, or a new field with a default, is no step: an older
+version refuses the single event. Any other change is one, and `migrations` says how to read what is older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,22 +479,36 @@ def decode_event(kind: str, node_id: str, turn_id: str, data: Mapping[str, Any])
     """Return the event that `encode_event` wrote.
 
     Raises:
-        JournalError: the kind is not known to this version.
+        JournalTooNew: the kind, or a field of it, is not known to this version.
     """
     cls = _KINDS.get(kind)
     if cls is None:
-        raise JournalError(
-            f"the journal holds an event of kind {kind!r}, which this version does not know; "
-            "read it with the version that wrote it, or a newer one"
-        )
-    values = dict(data)
-    if values.get("cause") is not None:
-        values["cause"] = Cause.from_dict(values["cause"])
-    if "outcome" in values:
-        values["outcome"] = Outcome(values["outcome"])
-    elif "outcome" in cls.__dataclass_fields__:
-        values["outcome"] = Outcome.SUCCEEDED
-    for name, default in _OWN_FIELDS[cls]:
-        if isinstance(default, tuple) and name in values:
-            values[name] = tuple(values[name])
-    return cls(node_id=node_id, turn_id=turn_id, **values)
+        raise JournalTooNew(f"the journal holds an event of kind {kind!r}, which this version does not know; {_ADVICE}")
+    values = data
+    for name, restore in _RESTORE[cls]:
+        if values.get(name) is not None:
+            # Copied by the first that has something to restore: most events have nothing.
+            values = dict(data) if values is data else values
+            values[name] = restore(values[name])
+    try:
+        return cls(node_id=node_id, turn_id=turn_id, **values)
+    except TypeError as error:
+        unknown = ", ".join(sorted(values.keys() - cls.__dataclass_fields__.keys()))
+        raise JournalTooNew(
+            f"a {kind!r} event of {node_id!r} has what this version does not know ({unknown or error}); {_ADVICE}"
+        ) from error
+
+
+_ADVICE = "read the journal with the version of remit that wrote it, or a newer one"
+
+
+def _restorers(own: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """Return the fields of a kind that JSON has in another form, and what gives them their own."""
+    known: dict[str, Callable[[Any], Any]] = {"cause": Cause.from_dict, "outcome": Outcome}
+    tuples = {name: tuple for name, default in own if isinstance(default, tuple)}
+    return tuple((name, {**known, **tuples}[name]) for name, _ in own if name in known or name in tuples)
+
+
+_RESTORE: dict[type[Event], tuple[tuple[str, Callable[[Any], Any]], ...]] = {
+    cls: _restorers(own) for cls, own in _OWN_FIELDS.items()
+}
