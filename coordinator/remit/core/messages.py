@@ -18,9 +18,13 @@ from remit.core.cause import Cause, CauseKind
 from remit.core.errors import RemitError
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
+from remit.core.records import ApprovalRecord
 
 __all__ = [
     "PROTOCOL",
+    "AnswerApproval",
+    "ApprovalNotice",
+    "AskApproval",
     "AskClaim",
     "CancelAnswer",
     "CancelOrder",
@@ -34,6 +38,9 @@ __all__ = [
     "EndedNotice",
     "FinishTurn",
     "GiveUpClaim",
+    "NoteEffect",
+    "NotePartial",
+    "NoteSpend",
     "OpenClient",
     "OpenTurn",
     "PollReply",
@@ -42,6 +49,7 @@ __all__ = [
     "ReportProcess",
     "ReportProgress",
     "ReportResume",
+    "ReportSpend",
     "ReportWaiting",
     "ResumeOrder",
     "RunRequest",
@@ -50,12 +58,13 @@ __all__ = [
     "TurnCancelledNotice",
     "TurnStartedNotice",
     "WaitRefused",
+    "WithdrawApproval",
     "dumps",
     "loads",
 ]
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of these messages; both ends must have the same."""
 
 
@@ -107,6 +116,12 @@ class OpenTurn:
     grace_s: float = 5.0
     limits: Limits | None = None
     trace: str = ""
+    session_limits: Limits | None = None
+    """Budget of the whole session, from this turn on; None leaves it as it is."""
+    approvals: tuple[Mapping[str, Any], ...] = ()
+    """Rules for approvals below this turn, as `ApprovalRule.to_dict` writes them; none: ask."""
+    on_failure: str = "continue"
+    """`stop`: the first run delegated by the turn itself that does not succeed cancels the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +136,9 @@ class FinishTurn:
     report: str = "returned"
     error_type: str = ""
     error: str = ""
+    tokens: int = 0
+    """All that its body has spent; see `NoteSpend`."""
+    cost: float = 0.0
 
 
 class RunRequest(NamedTuple):
@@ -144,6 +162,8 @@ class RunRequest(NamedTuple):
     limits: Limits | None = None
     claims: tuple[Mapping[str, Any], ...] = ()
     """Areas that it must hold before it takes a slot, as `Area.to_dict` writes them."""
+    approvals: tuple[Mapping[str, Any], ...] = ()
+    """Rules for approvals of this run and below; they can only narrow what is allowed above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +235,65 @@ class ClaimCheck(NamedTuple):
     """Asks for this area under any lease of the owner instead of for one lease."""
 
 
+class AskApproval(NamedTuple):
+    """A body asks whether it may take an action; answered at once by a policy, or later by a person."""
+
+    approval_id: str
+    node_id: str
+    attempt: int
+    action: str
+    details: str = ""
+    """A bounded, redacted rendering."""
+    timeout_s: float | None = None
+
+
+class WithdrawApproval(NamedTuple):
+    """Whoever asked does not wait for the answer any more."""
+
+    approval_id: str
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerApproval:
+    """Somebody answers a request for approval; sent twice, it is one answer."""
+
+    request_id: str
+    approval_id: str
+    approve: bool
+    by: str = ""
+    surface: str = "python"
+    reason: str = ""
+    user: str = ""
+    """Only what belongs to this user (or to nobody) is found."""
+
+
+class NoteSpend(NamedTuple):
+    """What a turn's own body has spent so far, in all: a lost or repeated copy does no harm."""
+
+    turn_id: str
+    tokens: int
+    cost: float
+
+
+class NotePartial(NamedTuple):
+    """A turn's body hands over what there is so far."""
+
+    turn_id: str
+    preview: str
+    payload: bytes
+
+
+class NoteEffect(NamedTuple):
+    """A body is about to do something outside (`ended` false), or its end is known."""
+
+    node_id: str
+    attempt: int
+    effect_id: str
+    what: str = ""
+    ended: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class CancelAnswer:
     """What is true when a cancel request returns; never that it has stopped."""
@@ -241,6 +320,9 @@ class CancelSummary:
     effects_uncertain: int
     unconfirmed: tuple[str, ...]
     remaining: int
+    tokens: int = 0
+    """Spent by the target and all below it, so far."""
+    cost: float = 0.0
 
 
 class ReportEnded(NamedTuple):
@@ -275,6 +357,15 @@ class ReportResume(NamedTuple):
     attempt: int
 
 
+class ReportSpend(NamedTuple):
+    """What the body of this attempt has spent so far, in all: a repeated copy does no harm."""
+
+    run_id: str
+    attempt: int
+    tokens: int
+    cost: float
+
+
 @dataclass(frozen=True, slots=True)
 class ReportProgress:
     """A body hands over a partial result."""
@@ -303,7 +394,7 @@ class ReportProcess:
     survivors: tuple[str, ...] = ()
 
 
-Report = ReportEnded | ReportWaiting | ReportResume | ReportProgress | ReportProcess
+Report = ReportEnded | ReportWaiting | ReportResume | ReportSpend | ReportProgress | ReportProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +507,17 @@ class ClaimNotice:
     """Why it was not granted."""
 
 
-Notice = EndedNotice | TurnStartedNotice | TurnCancelledNotice | ClaimNotice
+@dataclass(frozen=True, slots=True)
+class ApprovalNotice:
+    """A request for approval has its answer."""
+
+    node_id: str
+    """Id of the approval."""
+    record: ApprovalRecord
+    """With the decision in it."""
+
+
+Notice = EndedNotice | TurnStartedNotice | TurnCancelledNotice | ClaimNotice | ApprovalNotice
 
 
 @dataclass(frozen=True, slots=True)
