@@ -16,6 +16,8 @@ from remit.core.messages import ReportWaiting
 from remit.core.outcome import Outcome
 from tests.coordinator.conversation_world import ConversationWorld
 
+STRICT = ("deny", "ask", "approve")
+
 
 def begun(**options: Any) -> tuple[ConversationWorld, str, str]:
     """Return a world with a turn and one run at work."""
@@ -269,10 +271,7 @@ def test_policies_of_a_turn_answer_at_once(policy: Any, action: str, decision: s
 @pytest.mark.requirement("B40")
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [
-        (words, min(words, key=["deny", "ask", "approve"].index))
-        for words in itertools.product(["approve", "ask", "deny"], repeat=2)
-    ],
+    [(words, min(words, key=STRICT.index)) for words in itertools.product(STRICT, repeat=2)],
 )
 def test_a_run_can_only_narrow_what_is_allowed_above_it(words: tuple[str, str], expected: str) -> None:
     w = ConversationWorld()

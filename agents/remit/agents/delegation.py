@@ -20,6 +20,7 @@ from remit.agents.payload import encode_arguments, short_preview
 from remit.agents.runs import CancelReceipt, Run, RunOptions, request_cancel
 from remit.agents.transport import AgentBundle, bundle
 from remit.agents.wishes import areas_of_run, checked_claims
+from remit.core.approvals import policy_rules
 from remit.core.cause import CauseKind
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import DependencyError, InvalidArgument, TurnCancelled
@@ -490,6 +491,7 @@ def _run_request(
         grace_s=options.grace_s,
         limits=options.limits or packed.limits,
         claims=_claims(packed, options, arguments, workspace),
+        approvals=policy_rules(options.approvals) if options.approvals else (),
     )
 
 
