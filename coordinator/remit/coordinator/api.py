@@ -17,7 +17,7 @@ from remit.coordinator.turn import Turn
 from remit.coordinator.views import NodeView, TreeView
 from remit.core.approvals import ApprovalRule, policy_rules
 from remit.core.cause import CauseKind
-from remit.core.errors import CoordinatorUnavailable, InvalidArgument
+from remit.core.errors import CoordinatorClosing, CoordinatorUnavailable, InvalidArgument
 from remit.core.limits import Limits
 from remit.core.messages import AnswerApproval, OpenTurn
 from remit.core.records import ApprovalRecord, SessionView, TurnRecord
@@ -76,7 +76,10 @@ class Coordinator:
         self._limits = limits
         self._session: ClientSession | None = None
         self._connected = False
-        self._lock = threading.Lock()
+        self._is_connecting = False
+        self._close_asked = False
+        # Re-entrant: a signal handler that closes may come while this thread holds it.
+        self._lock = threading.RLock()
 
     @classmethod
     def open(
@@ -148,29 +151,50 @@ class Coordinator:
         Raises:
             CoordinatorUnavailable: no Ray at the address, or nobody answers.
             InvalidArgument: it is open already, or the running coordinator has other limits.
+            CoordinatorClosing: `close` was called meanwhile.
         """
         with self._lock:
-            if self._session is not None:
+            if self._session is not None or self._is_connecting:
                 raise InvalidArgument("this coordinator is open already")
-            try:
-                session = ClientSession(self._connect(), surface=self._surface, grace_s=self._grace_s)
-                self._connected = True
-                session.open()
-                if self._limits is not None:
-                    _check_limits(session, self._limits)
-            except BaseException:
-                if self._on_close is not None:
-                    self._on_close()
-                raise
-            self._session = session
+            self._is_connecting, self._close_asked = True, False
+        session: ClientSession | None = None
+        try:
+            session = ClientSession(self._connect(), surface=self._surface, grace_s=self._grace_s)
+            self._connected = True
+            session.open()
+            if self._limits is not None:
+                _check_limits(session, self._limits)
+        except BaseException:
+            self._is_connecting = False
+            self._let_go()
+            raise
+        with self._lock:
+            self._is_connecting = False
+            if not self._close_asked:
+                self._session = session
+                return
+        session.close()
+        self._let_go()
+        raise CoordinatorClosing("this coordinator was closed while it was connecting; open it again")
 
     def close(self) -> None:
-        """Disconnect; turns that are still held here are cancelled. Idempotent."""
+        """Disconnect; turns that are still held here are cancelled.
+
+        Idempotent, from any thread and from a signal handler. While it is connecting it
+        only takes note: `connect` then raises `CoordinatorClosing` and leaves nothing open.
+        """
+        # A signal handler may interrupt `connect` in this very thread: no lock may be in its way.
         with self._lock:
+            if self._is_connecting:
+                self._close_asked = True
+                return
             session, self._session = self._session, None
         if session is None:
             return
         session.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._on_close is not None:
             self._on_close()
 
