@@ -82,6 +82,8 @@ def receipt_dict(receipt: CancelReceipt) -> dict[str, Any]:
         "effects_uncertain": summary.effects_uncertain if summary else None,
         "unconfirmed": list(summary.unconfirmed) if summary else None,
         "remaining": summary.remaining if summary else None,
+        "tokens": summary.tokens if summary else None,
+        "cost": summary.cost if summary else None,
     }
 
 
@@ -103,6 +105,8 @@ def receipt_lines(receipt: CancelReceipt) -> list[Line]:
     lines.append(Line(f"  runs       {outcomes}"))
     lines.append(Line(f"  processes  {summary.processes_stopped} stopped, {len(summary.processes_left)} left"))
     lines.extend(Line(f"             left: {process}", "red") for process in summary.processes_left)
+    if summary.tokens or summary.cost:
+        lines.append(Line(f"  spent      {summary.tokens} tokens, cost {summary.cost:g}"))
     if summary.effects_uncertain:
         lines.append(Line(f"  uncertain  {_count(summary.effects_uncertain, 'effect')}", "yellow"))
     lines.extend(Line(f"  not confirmed: {run_id}", "red") for run_id in summary.unconfirmed)

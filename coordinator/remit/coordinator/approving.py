@@ -56,7 +56,7 @@ def ask_approval(tx: Transaction, request: AskApproval) -> ApprovalRecord:
             turn_id=node.turn_id,
             at=tx.now,
             approval_id=request.approval_id,
-            attempt=request.attempt,
+            attempt=node.attempt,
             action=request.action,
             details=request.details,
             path=tuple(_label(above) for above in _line(tx, node)),
