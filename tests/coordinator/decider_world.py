@@ -72,6 +72,14 @@ def same(live: WorkspaceState, folded: WorkspaceState) -> str:
         return f"awaited: {live.awaited} is not {folded.awaited}"
     if (live.live_runs, live.live_turns) != (folded.live_runs, folded.live_turns):
         return "counts of live nodes"
+    if live.fail_fast != folded.fail_fast:
+        return f"fail_fast: {live.fail_fast} is not {folded.fail_fast}"
+    for session_id, conversation in live.conversations.items():
+        if folded.conversations[session_id] != conversation:
+            return f"{conversation} is not {folded.conversations[session_id]}"
+    for approval_id, record in live.approvals.items():
+        if folded.approvals[approval_id] != record:
+            return f"{record} is not {folded.approvals[approval_id]}"
     for request_id, cancel in live.cancels.items():
         if folded.cancels[request_id] != cancel:
             return f"cancel {cancel} is not {folded.cancels[request_id]}"
@@ -400,8 +408,9 @@ class _History:
     def add(self, event: Event) -> None:
         name = event.node_id
         # A refusal and a quiet are about the request, and may come after the end.
-        # So is the end of a quarantine, once the proof is there.
-        if name in self._parents and event.kind not in ("delegation_refused", "cancel_quiet", "claim_changed"):
+        # So is the end of a quarantine, once the proof is there, and money that was spent all the same.
+        late = ("delegation_refused", "cancel_quiet", "claim_changed")
+        if name in self._parents and event.kind not in late and not getattr(event, "late", False):
             assert name not in self._ended, f"{event.kind} after the end of {name}"
         if isinstance(event, TurnAccepted | RunAccepted):
             assert name not in self._parents

@@ -10,12 +10,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from remit.agents.client import ClientSession
-from remit.agents.leases import ClaimHolder
 from remit.agents.outbox import Outbox
-from remit.agents.payload import encode_result, short_preview
+from remit.agents.participant import Participant
 from remit.agents.runs import Run
 from remit.core.errors import InvalidArgument, WaitCycle
 from remit.core.messages import (
@@ -23,6 +21,7 @@ from remit.core.messages import (
     ReportProcess,
     ReportProgress,
     ReportResume,
+    ReportSpend,
     ReportWaiting,
     StartItem,
 )
@@ -35,10 +34,8 @@ __all__ = ["RunContext"]
 # One writer at a time keeps lines whole; one lock for all runs of a host is enough.
 _LOG_LOCK = threading.Lock()
 
-_PREVIEW_BYTES = 2048
 
-
-class RunContext(ClaimHolder):
+class RunContext(Participant):
     """What a sub-agent's body is given first: its signal, and everything a turn can do.
 
     Made by the host, one for each attempt. `async def` bodies await its methods;
@@ -156,17 +153,15 @@ class RunContext(ClaimHolder):
 
     # -- handing over --------------------------------------------------------------
 
-    def partial(self, value: Any) -> None:
-        """Hand over what there is so far; kept if this run does not succeed.
+    def _largest_result(self) -> int:
+        return self._max_result_bytes
 
-        The latest one counts. It is on its way when this returns, not on the disk.
+    def _send_partial(self, preview: str, blob: bytes) -> None:
+        self._outbox.put(ReportProgress(self.run_id, self.attempt, preview, blob))
 
-        Raises:
-            ResultNotPicklable, ResultTooLarge: it cannot travel.
-        """
-        blob = encode_result(value, self._max_result_bytes)
-        text = short_preview(value, _PREVIEW_BYTES)
-        self._outbox.put(ReportProgress(self.run_id, self.attempt, text, blob))
+    def _send_spent(self, tokens: int, cost: float) -> None:
+        # In the order of all other reports, so that it is told before the end of the body.
+        self._outbox.put(ReportSpend(self.run_id, self.attempt, tokens, cost))
 
     def log(self, text: str) -> None:
         """Append a line with the time of day to this run's log (`remit logs`).

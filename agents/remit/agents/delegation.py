@@ -20,6 +20,7 @@ from remit.agents.payload import encode_arguments, short_preview
 from remit.agents.runs import CancelReceipt, Run, RunOptions, request_cancel
 from remit.agents.transport import AgentBundle, bundle
 from remit.agents.wishes import RunWishes, checked_claims, wishes_of_run
+from remit.core.approvals import policy_rules
 from remit.core.cause import CauseKind
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import DependencyError, InvalidArgument, TurnCancelled
@@ -504,6 +505,7 @@ def _run_request(
         limits=options.limits or packed.limits,
         claims=wishes.areas,
         wishes=wishes.spelled,
+        approvals=policy_rules(options.approvals) if options.approvals else (),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from remit.agents.context import RunContext
 from remit.agents.sync_delegation import SyncDelegator, SyncRun, run_in_loop
@@ -78,10 +77,6 @@ class SyncRunContext(SyncDelegator):
     def run(self, run_id: str, *, name: str = "") -> SyncRun:
         """Return a handle on any run of this workspace."""
         return SyncRun(self._context.run(run_id, name=name), self._loop)
-
-    def partial(self, value: Any) -> None:
-        """Hand over what there is so far; see `RunContext.partial`."""
-        self._context.partial(value)
 
     def log(self, text: str) -> None:
         """Append a line to this run's log."""

@@ -90,6 +90,10 @@ def node_line(node: NodeView, now: float, *, indent: int = 0) -> Line:
         parts.append("detached")
     if node.unconfirmed:
         parts.append("NOT CONFIRMED")
+    if node.tokens:
+        parts.append(f"{node.tokens} tokens")
+    if node.cost:
+        parts.append(f"cost {node.cost:g}")
     parts.extend(_why(node))
     parts.append(node.id)
     return Line(", ".join(parts), _STYLES.get(word, ""))

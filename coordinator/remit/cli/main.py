@@ -48,6 +48,9 @@ def run(
         str, typer.Option("--busy", help="If the session is busy: reject, queue, or interrupt what runs.")
     ] = "reject",
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds for the whole turn.")] = None,
+    approvals: Annotated[
+        str, typer.Option("--approvals", help="Requests for approval: ask (remit approvals), auto, or deny.")
+    ] = "ask",
     detach: Annotated[bool, typer.Option("--detach", help="Hand the turn over and return at once.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live tree.")] = False,
     address: Address = None,
@@ -72,6 +75,7 @@ def run(
             session=session,
             busy=busy,
             deadline_s=deadline_s,
+            approvals=approvals,
             detach=detach,
             plain=plain,
             address=address,
@@ -91,6 +95,7 @@ def _run(
     session: str | None,
     busy: str,
     deadline_s: float | None,
+    approvals: str,
     detach: bool,
     plain: bool,
     address: str | None,
@@ -117,6 +122,8 @@ def _run(
             on_disconnect="continue" if detach else "cancel",
             busy=busy,
             limits=job.limits,
+            approvals=approvals,
+            on_failure="stop" if job.stop_on_failure else "continue",
         )
         display = choose_display(plain=plain, as_json=as_json)
         try:
@@ -225,6 +232,84 @@ def cancel(
             as_json=as_json,
         )
     raise typer.Exit(status)
+
+
+@app.command()
+def approvals(
+    workspace: Workspace = HERE,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Answered, expired and cancelled ones too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what waits for approval: the action, who asks with the path to it, since when."""
+    from remit.cli.conversing import show_approvals
+
+    with reported():
+        show_approvals(workspace, everything=everything, as_json=as_json)
+
+
+@app.command()
+def approve(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="ID", help="Approval, or a unique part of its id.")],
+    workspace: Workspace = HERE,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for people.")] = "",
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say yes to a request for approval. The first answer counts; exit with 1 if this one is late."""
+    _answer(context, target, workspace, reason, approve=True, address=address, as_json=as_json)
+
+
+@app.command()
+def deny(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="ID", help="Approval, or a unique part of its id.")],
+    workspace: Workspace = HERE,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for whoever asked.")] = "",
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say no to a request for approval. The first answer counts; exit with 1 if this one is late."""
+    _answer(context, target, workspace, reason, approve=False, address=address, as_json=as_json)
+
+
+def _answer(
+    context: typer.Context,
+    target: str,
+    workspace: Path,
+    reason: str,
+    *,
+    approve: bool,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    from remit.cli.connect import opener
+    from remit.cli.conversing import answer
+
+    with reported():
+        answer(opener(context), workspace, target, approve=approve, reason=reason, address=address, as_json=as_json)
+
+
+@app.command()
+def sessions(workspace: Workspace = HERE, as_json: AsJson = False) -> None:
+    """List sessions: how many turns each has had, which is at work, what was spent."""
+    from remit.cli.conversing import show_sessions
+
+    with reported():
+        show_sessions(workspace, as_json=as_json)
+
+
+@app.command()
+def history(
+    session: Annotated[str, typer.Argument(help="Session, as `remit sessions` lists it.")],
+    workspace: Workspace = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """List the turns of a session: how each ended, at which step, and what did not succeed."""
+    from remit.cli.conversing import show_history
+
+    with reported():
+        show_history(workspace, session, as_json=as_json)
 
 
 @app.command()

@@ -87,6 +87,8 @@ def receipt_dict(receipt: CancelReceipt) -> dict[str, Any]:
         "remaining": summary.remaining if summary else None,
         "claims_freed": summary.claims_freed if summary else None,
         "claims_quarantined": list(summary.claims_quarantined) if summary else None,
+        "tokens": summary.tokens if summary else None,
+        "cost": summary.cost if summary else None,
     }
 
 
@@ -112,6 +114,8 @@ def receipt_lines(receipt: CancelReceipt) -> list[Line]:
         kept = f", {len(summary.claims_quarantined)} quarantined" if summary.claims_quarantined else ""
         lines.append(Line(f"  claims     {summary.claims_freed} freed{kept}"))
     lines.extend(Line(f"             quarantined: {claim}", "red") for claim in summary.claims_quarantined)
+    if summary.tokens or summary.cost:
+        lines.append(Line(f"  spent      {summary.tokens} tokens, cost {summary.cost:g}"))
     if summary.effects_uncertain:
         lines.append(Line(f"  uncertain  {_count(summary.effects_uncertain, 'effect')}", "yellow"))
     lines.extend(Line(f"  not confirmed: {run_id}", "red") for run_id in summary.unconfirmed)

@@ -101,7 +101,8 @@ class Records:
 
     def payload(self, node_id: str) -> bytes | None:
         """Return the stored result or partial result of a run, or None."""
-        return None if self.reader is None else self.reader.payload(node_id, "run_ended")
+        kind = "turn_ended" if node_id in self.state.turns else "run_ended"
+        return None if self.reader is None else self.reader.payload(node_id, kind)
 
 
 @contextmanager

@@ -46,6 +46,7 @@ __all__ = [
     "end_claims",
     "expire_claim",
     "give_up_claim",
+    "held_claims",
     "missed_notice",
     "request_start",
     "start_claim_id",
@@ -237,6 +238,14 @@ def end_claims(tx: Transaction, node: Node, doubt: str = "") -> None:
     """
     if tx.state.locks.concerns(node.id):
         _emit(tx, tx.state.locks.end([node.id], at=tx.now, quarantine=doubt))
+
+
+def held_claims(tx: Transaction, node: Node) -> list[str]:
+    """Return what a node may write just now, in words."""
+    if not tx.state.locks.concerns(node.id):
+        return []
+    held = [view for view in tx.state.locks.claims(node.id) if view.state is ClaimState.GRANTED]
+    return [" and ".join(view.wants) for view in held]
 
 
 def clear_claims(tx: Transaction, owner: str) -> None:

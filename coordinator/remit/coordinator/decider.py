@@ -11,9 +11,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from remit.coordinator.admission import delegate, open_turn
+from remit.coordinator.approving import arm_approvals, expire_approval
 from remit.coordinator.claiming import (
     answer_claim,
     check_claim,
@@ -24,10 +26,13 @@ from remit.coordinator.claiming import (
     start_sweeps,
     wait_cycle_over_claims,
 )
+from remit.coordinator.conversation import forget_turns
 from remit.coordinator.moving import drain_node, leave_drained_node, undo_drain
+from remit.coordinator.noting import stop_after_failures
 from remit.coordinator.placement import let_idle_hosts_go, pump
 from remit.coordinator.recovering import Survey, missing_hosts, note_programs, recover, unstartable_runs
 from remit.coordinator.settling import claim_start, settle, settle_report
+from remit.coordinator.spending import take_report, take_total
 from remit.coordinator.state import Node, NodeState, WorkspaceState
 from remit.coordinator.stopping import (
     cancel,
@@ -71,6 +76,7 @@ from remit.core.messages import (
     ReportProcess,
     ReportProgress,
     ReportResume,
+    ReportSpend,
     ReportWaiting,
 )
 
@@ -87,6 +93,8 @@ class Decision:
     error: RemitError | TurnCancelled | None = None
     claim: ClaimAnswer | None = None
     drain: DrainAnswer | None = None
+    value: object = None
+    """What the rule of `Decider.decide` returned."""
 
 
 class Decider:
@@ -137,11 +145,23 @@ class Decider:
         answer: CancelAnswer | None = None,
         error: RemitError | TurnCancelled | None = None,
         claim: ClaimAnswer | None = None,
+        value: object = None,
     ) -> Decision:
+        if tx.state.fail_fast:
+            stop_after_failures(tx)
         pump(tx)
         for run_id, process in tx.effects.sweep:
             self._sweeping.setdefault(run_id, set()).add(process.pid)
-        return Decision(tx.events, tx.effects, answer, error, claim)
+        return Decision(tx.events, tx.effects, answer, error, claim, value)
+
+    def decide(self, rule: Callable[[Transaction], object], now: float) -> Decision:
+        """Decide by a rule of another module; what it returns is `value`, what it raises is `error`."""
+        tx = self._begin(now)
+        try:
+            value = rule(tx)
+        except (RemitError, TurnCancelled) as error:
+            return self._finish(tx, error=error)
+        return self._finish(tx, value=value)
 
     def start(self, epoch: int, pid: int, now: float, survey: Survey | None = None) -> Decision:
         """Begin a life of the coordinator; settle what an earlier one left (see `recovering`).
@@ -166,6 +186,7 @@ class Decider:
             else:
                 self._resume(tx, node)
         start_sweeps(tx)
+        arm_approvals(tx)
         return self._finish(tx)
 
     def open_turn(self, request: OpenTurn, now: float) -> Decision:
@@ -181,6 +202,8 @@ class Decider:
         """Take the holder's word that a turn's body has ended."""
         tx = self._begin(now)
         turn = self.state.turns.get(request.turn_id)
+        if turn is not None:
+            take_total(tx, turn, request.tokens, request.cost)
         if turn is not None and turn.is_ended:
             # Its holder is late, but now it is proven that its body writes no more.
             clear_claims(tx, turn.id)
@@ -351,6 +374,9 @@ class Decider:
             # Programs are counted, so a second copy would show. Every other report is harmless twice.
             tx.emit(HostReported(node_id=host.id, turn_id="", at=now, seq=batch.seq))
         for item in batch.items:
+            if isinstance(item, ReportSpend):
+                self.state.refused += not take_report(tx, batch.host_id, item)
+                continue
             node = self.state.nodes.get(item.run_id)
             stale = node is None or node.is_ended or not node.host_id or node.attempt != item.attempt
             if node is None or stale or node.host_id != batch.host_id:
@@ -446,6 +472,9 @@ class Decider:
             if timer.kind == "claim":
                 expire_claim(tx, timer.node_id)
                 continue
+            if timer.kind == "approval":
+                expire_approval(tx, timer.node_id)
+                continue
             node = self.state.nodes.get(timer.node_id)
             if node is None:
                 continue
@@ -495,6 +524,7 @@ class Decider:
         for name in gone:
             del self.state.nodes[name]
             self.state.turns.pop(name, None)
+        forget_turns(self.state, gone)
         kept = {k: c for k, c in self.state.cancels.items() if c.targets[-1] in self.state.nodes}
         self.state.cancels = kept
         self._unstartable.difference_update(gone)

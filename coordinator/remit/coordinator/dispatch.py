@@ -17,9 +17,9 @@ from remit.coordinator.state import Node, ProcessState, WorkspaceState
 from remit.coordinator.survey import ProgramWitness, take_survey
 from remit.coordinator.transaction import Effects
 from remit.core.messages import (
-    ClaimNotice,
     DelegateRequest,
     EndedNotice,
+    Notice,
     Order,
     OrderBatch,
     ReportBatch,
@@ -308,6 +308,9 @@ class Dispatcher:
             turn = self._state.nodes[turn_id]
             if turn.cause is not None:
                 self._clients.post(turn.client_id, TurnCancelledNotice(turn_id, turn.cause))
+        # After the cancels: whoever waits for an approval sees a cancellation first, and no answer.
+        for owner_id, answered in effects.approvals:
+            self._tell_owner(owner_id, answered)
         for node_id in effects.ended:
             node = self._state.nodes.get(node_id)
             if node is None:
@@ -315,11 +318,11 @@ class Dispatcher:
             self.forget((node_id,))
             self._clients.post_end(node.client_id, self.notice(node, payloads.get(node_id)))
 
-    def _tell_owner(self, owner_id: str, claimed: ClaimNotice) -> None:
+    def _tell_owner(self, owner_id: str, notice: Notice) -> None:
         owner = self._state.nodes.get(owner_id)
         if owner is not None:
             client_id = owner.client_id if owner.is_turn else self._clients.of_host(owner.host_id)
-            self._clients.post(client_id, claimed)
+            self._clients.post(client_id, notice)
 
     def notice(self, node: Node, payload: bytes | None) -> EndedNotice:
         """Return the notice of an ended node."""

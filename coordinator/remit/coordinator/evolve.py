@@ -10,6 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from remit.coordinator.conversation import (
+    HANDLERS as CONVERSATION_HANDLERS,
+)
+from remit.coordinator.conversation import (
+    note_cancel,
+    note_progress,
+    note_turn_accepted,
+    note_turn_ended,
+    note_turn_started,
+    note_unfinished,
+)
 from remit.coordinator.state import (
     CancelState,
     HostState,
@@ -108,12 +119,14 @@ def _leave_host(state: WorkspaceState, node: Node, at: float) -> None:
 
 
 def _limits(event: TurnAccepted | RunAccepted) -> Limits | None:
-    if event.max_depth is event.max_children is event.max_concurrent is None:
+    if event.max_depth is event.max_children is event.max_concurrent is event.max_tokens is event.max_cost is None:
         return None
     return Limits(
         max_depth=event.max_depth,
         max_children=event.max_children,
         max_concurrent=event.max_concurrent,
+        tokens=event.max_tokens,
+        cost=event.max_cost,
     )
 
 
@@ -140,6 +153,10 @@ def _turn_accepted(state: WorkspaceState, event: TurnAccepted) -> None:
     node.deadline_at = event.deadline_at
     node.grace_s = event.grace_s
     node.limits = _limits(event)
+    node.approvals = event.approvals
+    if event.on_failure == "stop":
+        state.fail_fast[node.id] = None
+    note_turn_accepted(state, event)
     state.nodes[node.id] = state.turns[node.id] = node
     state.live_turns += 1
     state.sessions.setdefault(node.session_id, SessionState()).queue.append(node.id)
@@ -153,6 +170,7 @@ def _turn_started(state: WorkspaceState, event: TurnStarted) -> None:
     session.queue.remove(node.id)
     session.active = node.id
     node.started_at = event.at
+    note_turn_started(state, node, event.at)
     node.state = NodeState.RUNNING
 
 
@@ -171,6 +189,10 @@ def _turn_ended(state: WorkspaceState, event: TurnEnded) -> None:
     _end(node, event.outcome, event.cause, event.at)
     node.error_type = event.error_type
     node.error = event.error
+    node.unconfirmed = event.unconfirmed
+    node.salvage = event.salvage
+    state.fail_fast.pop(node.id, None)
+    note_turn_ended(state, node, event)
     state.live_turns -= 1
     session = state.sessions[node.session_id]
     if session.active == node.id:
@@ -204,6 +226,7 @@ def _run_accepted(state: WorkspaceState, event: RunAccepted) -> None:
     node.limits = _limits(event)
     node.arguments = event.arguments
     node.claims = event.claims
+    node.approvals = event.approvals
     state.nodes[node.id] = node
     # A new request is a new try: what kept hosts from starting may be over.
     if state.spawn_failures:
@@ -304,7 +327,10 @@ def _run_resumed(state: WorkspaceState, event: RunResumed) -> None:
 
 
 def _run_progressed(state: WorkspaceState, event: RunProgressed) -> None:
-    state.nodes[event.node_id].preview = event.preview
+    node = state.nodes[event.node_id]
+    node.preview = event.preview
+    if node.is_turn:
+        note_progress(state, node, event.preview)
 
 
 def _run_settling(state: WorkspaceState, event: RunSettling) -> None:
@@ -349,6 +375,8 @@ def _attempt_ended(state: WorkspaceState, event: AttemptEnded) -> None:
         # Until they are proven gone the next life has to know of them.
         node.old_processes = {**(node.old_processes or {}), **node.processes}
     node.processes = None
+    node.effects = None
+    node.own_tokens, node.own_cost = 0, 0.0
     node.state = NodeState.RETRYING
     node.retry_at = event.retry_at
     # The body was not begun, or not let go on, so this attempt is not one of those that the caller allowed.
@@ -421,6 +449,8 @@ def _run_ended(state: WorkspaceState, event: RunEnded) -> None:
             parent.live_children.pop(node.id, None)
         if event.outcome is not Outcome.SUCCEEDED:
             parent.bad_children += 1
+            if parent.is_turn:
+                note_unfinished(state, parent, node, event)
     if node.dependents and event.outcome is Outcome.SUCCEEDED:
         _satisfy(state, node.dependents)
 
@@ -448,6 +478,8 @@ def _end(node: Node, outcome: Outcome, cause: Cause | None, at: float) -> None:
 
 def _cancel_requested(state: WorkspaceState, event: CancelRequested) -> None:
     target = state.nodes[event.node_id]
+    if target.is_turn:
+        note_cancel(state, target, event)
     for node in state.subtree(target):
         if node.cause is None:
             node.cause = event.cause
@@ -564,4 +596,5 @@ _HANDLERS: dict[type[Event], Callable[[WorkspaceState, Any], None]] = {
     TurnEnded: _turn_ended,
     TurnSettling: _turn_settling,
     TurnStarted: _turn_started,
+    **CONVERSATION_HANDLERS,
 }

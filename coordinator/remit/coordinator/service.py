@@ -18,7 +18,9 @@ from typing import Any
 
 from remit.coordinator.briefs import Briefs, BriefSpool
 from remit.coordinator.claiming import missed_notice
+from remit.coordinator.closing import Closing, Steps
 from remit.coordinator.decider import Decider, Decision
+from remit.coordinator.desk import Desk, approval_notice
 from remit.coordinator.dispatch import Dispatcher
 from remit.coordinator.engine import ClusterNode, Engine, Scheduler, TimerHandle
 from remit.coordinator.folding import past_node
@@ -36,6 +38,7 @@ from remit.coordinator.views import (
 )
 from remit.core.clock import Clock
 from remit.core.errors import (
+    CoordinatorClosing,
     CoordinatorUnavailable,
     InternalError,
     JournalError,
@@ -74,6 +77,11 @@ from remit.locks import ClaimView
 __all__ = ["CoordinatorService", "ServiceOptions"]
 
 logger = logging.getLogger("remit.coordinator")
+
+_AFTER_THE_END = frozenset({"shutdown", "poll", "close_client"})
+"""Requests that a closed coordinator still answers: they change nothing."""
+_JOURNAL_S = 4.5
+"""Seconds that the journal may take to close; within the bound of a closing's resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +164,9 @@ class CoordinatorService:
         self._died = False
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._closers: set[asyncio.Task[bool]] = set()
+        self.closing = Closing(self._closing_steps(), clock)
+        """The way down; see `close`."""
         self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "open_client": self._open_client,
             "poll": self._poll,
@@ -180,6 +191,7 @@ class CoordinatorService:
             "runs": self._runs,
             "statistics": self._statistics,
             "shutdown": self._shutdown,
+            **Desk(self._decider, clock, self._commit).methods(),
         }
 
     async def start(self) -> None:
@@ -194,7 +206,8 @@ class CoordinatorService:
         self._clients.expect({t.client_id for t in turns if not t.is_ended}, now + self._options.come_back_s)
         await self._commit(self._decider.start(self._journal.epoch, os.getpid(), now, survey))
         self._dispatch.begin()
-        self._keep_house()
+        if not self.closing.has_begun:
+            self._keep_house()
 
     async def call(self, method: str, blob: bytes) -> bytes:
         """Carry out one request of a client or host.
@@ -207,6 +220,8 @@ class CoordinatorService:
         try:
             if handler is None:
                 raise InternalError(f"the coordinator has no method {method!r}")
+            if self._closed.is_set() and method not in _AFTER_THE_END:
+                raise CoordinatorClosing("the coordinator of this workspace has closed; open the workspace again")
             return dumps(("ok", await handler(loads(blob))))
         except (RemitError, TurnCancelled) as error:
             return dumps(("error", error))
@@ -370,6 +385,8 @@ class CoordinatorService:
 
     async def _close_client(self, client_id: str) -> None:
         self._clients.drop(client_id)
+        if self._closed.is_set():
+            return
         await self._commit(self._decider.client_gone(client_id, "its client went away", self._clock.now()))
 
     async def _open_turn(self, request: OpenTurn) -> None:
@@ -469,9 +486,13 @@ class CoordinatorService:
             if name.startswith("claim_"):
                 missed.extend(missed_notice(self._decider.state, name))
                 continue
+            if name.startswith("approval_"):
+                answered = approval_notice(self._decider.state, name)
+                missed.extend([] if answered is None else [answered])
+                continue
             _, node = await self._find(name)
             if node.is_ended:
-                missed.append(self._dispatch.notice(node, self._stored_payload(name)))
+                missed.append(self._dispatch.notice(node, self._stored_payload(node)))
                 continue
             self._clients.watch(client_id, name)
             if node.is_turn and node.started_at is not None:
@@ -481,10 +502,10 @@ class CoordinatorService:
         await self._all_durable()
         return tuple(missed)
 
-    def _stored_payload(self, node_id: str) -> bytes | None:
+    def _stored_payload(self, node: Node) -> bytes | None:
         reader = self._journal.reader()
         try:
-            return reader.payload(node_id, "run_ended")
+            return reader.payload(node.id, "turn_ended" if node.is_turn else "run_ended")
         finally:
             reader.close()
 
@@ -578,45 +599,77 @@ class CoordinatorService:
                 self._on_busy()
         idle_exit_s = self._options.idle_exit_s
         if idle_exit_s is not None and now - self._busy_at > idle_exit_s:
-            self._loop.create_task(self._shutdown(("idle", 0.0)))
+            self.close_soon("idle", 0.0)
             return
         self._housekeeper = self._scheduler.call_at(now + self._options.housekeeping_s, self._keep_house)
 
     async def _shutdown(self, request: tuple[str, float]) -> bool:
-        """Close in order: refuse, signal, cancel, wait (bounded), then let go of resources.
+        reason, timeout_s = request
+        return await self.close(reason, timeout_s)
+
+    async def close(self, reason: str, timeout_s: float = 10.0) -> bool:
+        """Close in order, once: see `Closing`. What comes later is refused with `CoordinatorClosing`.
+
+        Args:
+            reason: free text for people.
+            timeout_s: seconds to wait for everything to end.
 
         Returns:
             Whether everything had ended within the bound.
-        """
-        reason, timeout_s = request
-        if self._broken is not None or self._closed.is_set():
-            return True
-        await self._commit(self._decider.shutdown(reason, self._clock.now()))
-        quiet = await self._wait_idle(timeout_s)
-        if self._closed.is_set():
-            return quiet
-        self._closed.set()
-        for timer in (self._timer, self._housekeeper):
-            if timer is not None:
-                timer.cancel()
-        await self._dispatch.kill_all("the coordinator is closing")
-        self._clients.release_all()
-        if self._spool is not None:
-            self._spool.close()
-        await self._snapshots.finish(5.0)
-        await asyncio.to_thread(self._journal.close, 5.0)
-        # The answer to whoever asked must leave before this process does.
-        self._loop.call_later(0.2, self._engine.exit)
-        return quiet
 
-    async def _wait_idle(self, timeout_s: float) -> bool:
-        deadline = self._clock.monotonic() + timeout_s
-        state = self._decider.state
-        while state.live_turns or state.live_runs:
-            if self._clock.monotonic() >= deadline:
-                return False
-            await asyncio.sleep(0.02)
-        return True
+        Durability:
+            The journal is written until everything has ended, and closed when this returns.
+        """
+        if self._broken is not None:
+            return True
+        return await self.closing.close(reason, timeout_s)
+
+    def close_soon(self, reason: str, timeout_s: float = 10.0) -> None:
+        """Begin to close and return at once; from any thread, and from a signal handler."""
+
+        def begin() -> None:
+            task = self._loop.create_task(self.close(reason, timeout_s))
+            self._closers.add(task)
+            task.add_done_callback(self._closers.discard)
+
+        try:
+            self._loop.call_soon_threadsafe(begin)
+        except RuntimeError:
+            logger.debug("asked to close after the loop was closed")
+
+    def _closing_steps(self) -> Steps:
+        async def stop(reason: str) -> None:
+            await self._commit(self._decider.shutdown(reason, self._clock.now()))
+
+        def is_idle() -> bool:
+            state = self._decider.state
+            return self._broken is not None or not (state.live_turns or state.live_runs)
+
+        async def end_hosts() -> None:
+            self._closed.set()
+            for timer in (self._timer, self._housekeeper):
+                if timer is not None:
+                    timer.cancel()
+            await self._dispatch.kill_all("the coordinator is closing")
+            # Nothing is decided from here on, so the snapshot under way is the last one.
+            await self._snapshots.finish(_JOURNAL_S)
+
+        def close_spool() -> None:
+            if self._spool is not None:
+                self._spool.close()
+
+        def leave() -> None:
+            # The answer to whoever asked must leave before this process does.
+            self._loop.call_later(0.2, self._engine.exit)
+
+        return Steps(
+            stop=stop,
+            is_idle=is_idle,
+            end_hosts=end_hosts,
+            release=self._clients.release_all,
+            resources=(("spool", close_spool), ("journal", lambda: self._journal.close(_JOURNAL_S))),
+            leave=leave,
+        )
 
 
 def _named(nodes: Sequence[ClusterNode], text: str) -> ClusterNode:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from remit.coordinator.claiming import end_claims, request_start
+from remit.coordinator.approving import end_approvals
+from remit.coordinator.claiming import end_claims, held_claims, request_start
 from remit.coordinator.state import Node, NodeState
 from remit.coordinator.transaction import Transaction
 from remit.core.cause import Cause, CauseKind
@@ -177,6 +178,7 @@ def _end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
 
 def _try_again(tx: Transaction, node: Node, report: ReportEnded, retry_at: float) -> None:
     _end_claims(tx, node, report)
+    end_approvals(tx, node)
     tx.emit(
         AttemptEnded(
             node_id=node.id,
@@ -216,10 +218,13 @@ def attempt_cause(tx: Transaction, node: Node, reason: str = "") -> Cause:
 def _note_uncertain(tx: Transaction, node: Node, word: str) -> None:
     """Journal what was in flight when its end cannot be known."""
     in_flight = [f"process {p.program} ({p.pid})" for p in (node.processes or {}).values()]
-    if word in ("lost", "stuck", "killed") and node.host_id:
-        in_flight.append(f"body on {node.host_id}")
+    in_flight.extend((node.effects or {}).values())
+    if word in ("lost", "stuck", "killed") and (node.host_id or node.is_turn):
+        in_flight.append(f"body on {node.host_id}" if node.host_id else "body of the turn")
+        in_flight.extend(f"claim {text}" for text in held_claims(tx, node))
     if in_flight:
-        reason = "host lost" if word in ("lost", "killed") else "not confirmed"
+        lost = "holder lost" if node.is_turn else "host lost"
+        reason = lost if word in ("lost", "killed") else "not confirmed"
         tx.emit(
             EffectUncertain(
                 node_id=node.id,
@@ -248,7 +253,7 @@ def _doubt(node: Node, report: ReportEnded | None) -> str:
 def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | None = None) -> None:
     payload = tx.payloads.pop(node.id, None)
     if report is not None:
-        if ending.outcome is not Outcome.SUCCEEDED:
+        if ending.outcome is not Outcome.SUCCEEDED or node.effects:
             _note_uncertain(tx, node, report.report)
         event = RunEnded(
             node_id=node.id,
@@ -276,6 +281,7 @@ def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | 
             unconfirmed=ending.unconfirmed,
         )
     _end_claims(tx, node, report)
+    end_approvals(tx, node)
     tx.emit(event, payload)
     _after_end(tx, node)
 
@@ -415,8 +421,14 @@ def _settle_turn(tx: Transaction, node: Node) -> None:
         outcome = Outcome.LOST
     else:
         outcome = Outcome.FAILED
-    doubt = "its holder has not said that its body is over" if node.report == "unconfirmed" else ""
+    unconfirmed = node.report == "unconfirmed"
+    doubt = "its holder has not said that its body is over" if unconfirmed else ""
+    payload = tx.payloads.pop(node.id, None)
+    if outcome is Outcome.SUCCEEDED:
+        payload = None
+    _note_uncertain(tx, node, "stuck" if unconfirmed else node.report)
     end_claims(tx, node, doubt)
+    end_approvals(tx, node)
     tx.emit(
         TurnEnded(
             node_id=node.id,
@@ -426,7 +438,10 @@ def _settle_turn(tx: Transaction, node: Node) -> None:
             cause=cause,
             error_type=error_type,
             error=error,
-        )
+            unconfirmed=unconfirmed,
+            salvage=payload is not None,
+        ),
+        payload,
     )
     tx.effects.ended.append(node.id)
     _close_cancels(tx, node)

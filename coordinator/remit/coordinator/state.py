@@ -11,7 +11,8 @@
    live descendants too.
 5. Everything here is a fold of the journal and equal after a replay, except the
    waiting rooms (`queues`, `resuming`, `delayed`, `parked`, `parking`, and with
-   them the state `resuming`), the count `refused`, and what was pruned.
+   them the state `resuming`), the count `refused`, `idle_cancels`, and what was
+   pruned.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from remit.coordinator.conversation import Conversation
 from remit.core.cause import Cause
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
+from remit.core.records import ApprovalRecord
 from remit.locks import LockTable
 
 __all__ = [
@@ -90,7 +93,9 @@ class Node:
         "accepted_at",
         "after",
         "agent",
+        "approvals",
         "arguments",
+        "asking",
         "attempt",
         "attempt_timeout_s",
         "bad_children",
@@ -102,10 +107,12 @@ class Node:
         "claims",
         "claims_freed",
         "client_id",
+        "cost",
         "deadline_at",
         "depth",
         "dependents",
         "detached",
+        "effects",
         "ended_at",
         "env_key",
         "error",
@@ -124,6 +131,8 @@ class Node:
         "old_processes",
         "on_disconnect",
         "outcome",
+        "own_cost",
+        "own_tokens",
         "parent_id",
         "parked",
         "pending",
@@ -143,6 +152,7 @@ class Node:
         "started_at",
         "state",
         "surface",
+        "tokens",
         "trace",
         "traceback",
         "turn_id",
@@ -187,6 +197,13 @@ class Node:
         self.child_count = 0
         self.claims: tuple[Mapping[str, Any], ...] = ()
         self.claims_freed = 0
+        self.approvals: tuple[Mapping[str, Any], ...] = ()
+        self.asking: dict[str, None] | None = None
+        self.effects: dict[str, str] | None = None
+        self.tokens = 0
+        self.cost = 0.0
+        self.own_tokens = 0
+        self.own_cost = 0.0
         self.bad_children = 0
         self.below_used = 0
         self.parked: dict[str, None] | None = None
@@ -308,6 +325,16 @@ class WorkspaceState:
         """Queued claim -> when it leaves the line by itself, in seconds since 1970."""
         self.drained: dict[str, str] = {}
         """Node of the cluster -> why it takes no work."""
+        self.conversations: dict[str, Conversation] = {}
+        """Session id -> what is kept of it over its turns, budget and history."""
+        self.approvals: dict[str, ApprovalRecord] = {}
+        """Approval id -> request, with its answer once there is one; oldest first."""
+        self.answered: dict[str, None] = {}
+        """Ids of approvals that have their answer, oldest first."""
+        self.fail_fast: dict[str, None] = {}
+        """Live turns whose first run that does not succeed cancels the others."""
+        self.idle_cancels: dict[str, None] = {}
+        """Ids of the latest cancels that found nothing: sent again, they must not hit what came later."""
         self.live_runs = 0
         self.live_turns = 0
         self.refused = 0

@@ -12,7 +12,7 @@ from remit.coordinator.state import Node, Pool, ProcessState, WorkspaceState
 from remit.core.events import Event
 from remit.core.ids import IdFactory
 from remit.core.limits import Limits
-from remit.core.messages import CancelOrder, ClaimNotice
+from remit.core.messages import ApprovalNotice, CancelOrder, ClaimNotice
 
 __all__ = ["WORKSPACE_LIMITS", "Effects", "Settings", "Timer", "Timers", "Transaction"]
 
@@ -126,6 +126,8 @@ class Effects:
     """Cancel requests that became quiet."""
     claims: list[tuple[str, ClaimNotice]] = field(default_factory=list[tuple[str, ClaimNotice]])
     """(owner, notice) for claims that stood in line."""
+    approvals: list[tuple[str, ApprovalNotice]] = field(default_factory=list[tuple[str, ApprovalNotice]])
+    """(who asked, notice) for approvals that have their answer."""
     sweep: list[tuple[str, ProcessState]] = field(default_factory=list[tuple[str, ProcessState]])
     """(run, process) of hosts that died: to be ended by somebody else."""
 

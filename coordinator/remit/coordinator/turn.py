@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 
 from remit.agents.client import ClientSession
-from remit.agents.leases import ClaimHolder
+from remit.agents.participant import Participant
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import (
     CoordinatorUnavailable,
@@ -22,6 +23,8 @@ from remit.core.messages import (
     CancelRequest,
     EndedNotice,
     FinishTurn,
+    NotePartial,
+    NoteSpend,
     Notice,
     OpenTurn,
     TurnCancelledNotice,
@@ -37,7 +40,7 @@ __all__ = ["Turn", "TurnHolder"]
 _RETRY_S = 0.2
 
 
-class TurnHolder(ClaimHolder):
+class TurnHolder(Participant):
     """A turn without a task around it: what the asynchronous and the blocking form share."""
 
     def __init__(self, session: ClientSession, request: OpenTurn) -> None:
@@ -82,6 +85,16 @@ class TurnHolder(ClaimHolder):
     def cause(self) -> Cause | None:
         """Why it was cancelled, or None."""
         return self._signal.cause
+
+    # -- handing over --------------------------------------------------------------
+
+    def _send_spent(self, tokens: int, cost: float) -> None:
+        # If this copy is lost, the next one or the word of the body's end holds the total.
+        with suppress(RemitError):
+            self.session.submit("note_spend", NoteSpend(self._node_id, tokens, cost))
+
+    def _send_partial(self, preview: str, blob: bytes) -> None:
+        self.session.submit("note_partial", NotePartial(self._node_id, preview, blob))
 
     # -- notices (poll thread) -----------------------------------------------------
 
@@ -181,6 +194,8 @@ class TurnHolder(ClaimHolder):
             report,
             error_type=type(error).__name__ if error is not None else "",
             error=str(error)[:4096] if error is not None else "",
+            tokens=self._tokens,
+            cost=self._cost,
         )
         while True:
             try:

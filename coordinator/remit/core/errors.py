@@ -14,6 +14,10 @@
     │   ├── ChildLimitExceeded      more children than `max_children`
     │   ├── SessionBusy             a turn of this session is still running
     │   ├── CoordinatorClosing      the coordinator takes no new work
+    │   ├── BudgetExceeded          the budget of a session is used up
+    │   ├── ApprovalDenied          a person or a policy said no to an action
+    │   ├── ApprovalExpired         nobody answered in time
+    │   ├── ApprovalSettled         an answer that came too late; the first one stands
     │   └── WaitCycle               a wait that could never end
     ├── RunEnded                    how an awaited run or turn ended, if not well
     │   ├── RunFailed
@@ -46,8 +50,12 @@ from typing import Any, ClassVar
 from remit.core.cause import Cause
 
 __all__ = [
+    "ApprovalDenied",
+    "ApprovalExpired",
+    "ApprovalSettled",
     "ArgumentNotPicklable",
     "ArgumentTooLarge",
+    "BudgetExceeded",
     "ChildLimitExceeded",
     "CommandFailed",
     "CommandNotStarted",
@@ -198,6 +206,36 @@ class CoordinatorClosing(Refused):
     """The coordinator is closing and takes no new work."""
 
     code = "coordinator_closing"
+
+
+class BudgetExceeded(Refused):
+    """The budget of a session is used up, so it takes no further turn; see `spent` and `limit`."""
+
+    code = "budget_exceeded"
+
+
+class ApprovalDenied(Refused):
+    """A person or a policy said no to an action: do not take it.
+
+    Carries `approval_id`, `action`, `by` (who said no) and `reason`.
+    """
+
+    code = "approval_denied"
+
+
+class ApprovalExpired(Refused):
+    """Nobody answered a request for approval in time: do not take the action. Nobody said no either."""
+
+    code = "approval_expired"
+
+
+class ApprovalSettled(Refused):
+    """An answer to an approval came too late: it was answered, expired or cancelled before.
+
+    Carries `approval_id` and `decision`, the one that stands.
+    """
+
+    code = "approval_settled"
 
 
 class WaitCycle(Refused):

@@ -26,6 +26,8 @@ from remit.core.outcome import Outcome
 
 __all__ = [
     "EVENTS_VERSION",
+    "ApprovalAnswered",
+    "ApprovalRequested",
     "AttemptEnded",
     "AttemptExpired",
     "AttemptMoved",
@@ -35,6 +37,8 @@ __all__ = [
     "CoordinatorStarted",
     "CoordinatorStopping",
     "DelegationRefused",
+    "EffectEnded",
+    "EffectStarted",
     "EffectUncertain",
     "Event",
     "HostBecameReady",
@@ -54,6 +58,7 @@ __all__ = [
     "RunSettling",
     "RunStarted",
     "RunWaiting",
+    "Spent",
     "TurnAccepted",
     "TurnEnded",
     "TurnSettling",
@@ -116,6 +121,12 @@ class TurnAccepted(Event):
     max_children: int | None = None
     max_concurrent: int | None = None
     trace: str = ""
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    session_tokens: int | None = None
+    session_cost: float | None = None
+    approvals: tuple[Mapping[str, Any], ...] = ()
+    on_failure: str = "continue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,8 @@ class TurnEnded(Event):
     cause: Cause | None = None
     error_type: str = ""
     error: str = ""
+    unconfirmed: bool = False
+    salvage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +185,9 @@ class RunAccepted(Event):
     max_concurrent: int | None = None
     arguments: str = ""
     claims: tuple[Mapping[str, Any], ...] = ()
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    approvals: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +299,64 @@ class ProcessEnded(Event):
     stopped: bool = False
     escalated: bool = False
     survivors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spent(Event):
+    """Tokens or money were spent by a body; counts for it, for all above it and for its session.
+
+    `late` marks what became known after the terminal event of the node: it is
+    accounting and changes nothing else.
+    """
+
+    kind: ClassVar[str] = "spent"
+    tokens: int = 0
+    cost: float = 0.0
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequested(Event):
+    """A body asks whether it may take an action, and waits."""
+
+    kind: ClassVar[str] = "approval_requested"
+    approval_id: str = ""
+    attempt: int = 0
+    action: str = ""
+    details: str = ""
+    path: tuple[str, ...] = ()
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalAnswered(Event):
+    """The one answer to a request for approval: approved, denied, expired or cancelled."""
+
+    kind: ClassVar[str] = "approval_answered"
+    approval_id: str = ""
+    decision: str = ""
+    by: str = ""
+    surface: str = ""
+    reason: str = ""
+    request_id: str = ""
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffectStarted(Event):
+    """A body is about to do something outside that cannot be taken back."""
+
+    kind: ClassVar[str] = "effect_started"
+    effect_id: str = ""
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectEnded(Event):
+    """The end of such an effect is known."""
+
+    kind: ClassVar[str] = "effect_ended"
+    effect_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

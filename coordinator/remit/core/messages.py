@@ -18,9 +18,13 @@ from remit.core.cause import Cause, CauseKind
 from remit.core.errors import RemitError
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
+from remit.core.records import ApprovalRecord
 
 __all__ = [
     "PROTOCOL",
+    "AnswerApproval",
+    "ApprovalNotice",
+    "AskApproval",
     "AskClaim",
     "CancelAnswer",
     "CancelOrder",
@@ -38,6 +42,9 @@ __all__ = [
     "GiveUpClaim",
     "HostInventory",
     "LiveAttempt",
+    "NoteEffect",
+    "NotePartial",
+    "NoteSpend",
     "OpenClient",
     "OpenTurn",
     "OrderBatch",
@@ -47,6 +54,7 @@ __all__ = [
     "ReportProcess",
     "ReportProgress",
     "ReportResume",
+    "ReportSpend",
     "ReportWaiting",
     "ResumeOrder",
     "RunRequest",
@@ -55,6 +63,7 @@ __all__ = [
     "TurnCancelledNotice",
     "TurnStartedNotice",
     "WaitRefused",
+    "WithdrawApproval",
     "dumps",
     "loads",
 ]
@@ -112,6 +121,12 @@ class OpenTurn:
     grace_s: float = 5.0
     limits: Limits | None = None
     trace: str = ""
+    session_limits: Limits | None = None
+    """Budget of the whole session, from this turn on; None leaves it as it is."""
+    approvals: tuple[Mapping[str, Any], ...] = ()
+    """Rules for approvals below this turn, as `ApprovalRule.to_dict` writes them; none: ask."""
+    on_failure: str = "continue"
+    """`stop`: the first run delegated by the turn itself that does not succeed cancels the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +141,9 @@ class FinishTurn:
     report: str = "returned"
     error_type: str = ""
     error: str = ""
+    tokens: int = 0
+    """All that its body has spent; see `NoteSpend`."""
+    cost: float = 0.0
 
 
 class RunRequest(NamedTuple):
@@ -151,6 +169,8 @@ class RunRequest(NamedTuple):
     """Areas that it must hold before it takes a slot, as `Area.to_dict` writes them."""
     wishes: tuple[tuple[str, str, bool], ...] = ()
     """The claims behind them as they were spelled: mode, text, whether it is a glob."""
+    approvals: tuple[Mapping[str, Any], ...] = ()
+    """Rules for approvals of this run and below; they can only narrow what is allowed above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +242,65 @@ class ClaimCheck(NamedTuple):
     """Asks for this area under any lease of the owner instead of for one lease."""
 
 
+class AskApproval(NamedTuple):
+    """A body asks whether it may take an action; answered at once by a policy, or later by a person."""
+
+    approval_id: str
+    node_id: str
+    attempt: int
+    action: str
+    details: str = ""
+    """A bounded, redacted rendering."""
+    timeout_s: float | None = None
+
+
+class WithdrawApproval(NamedTuple):
+    """Whoever asked does not wait for the answer any more."""
+
+    approval_id: str
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerApproval:
+    """Somebody answers a request for approval; sent twice, it is one answer."""
+
+    request_id: str
+    approval_id: str
+    approve: bool
+    by: str = ""
+    surface: str = "python"
+    reason: str = ""
+    user: str = ""
+    """Only what belongs to this user (or to nobody) is found."""
+
+
+class NoteSpend(NamedTuple):
+    """What a turn's own body has spent so far, in all: a lost or repeated copy does no harm."""
+
+    turn_id: str
+    tokens: int
+    cost: float
+
+
+class NotePartial(NamedTuple):
+    """A turn's body hands over what there is so far."""
+
+    turn_id: str
+    preview: str
+    payload: bytes
+
+
+class NoteEffect(NamedTuple):
+    """A body is about to do something outside (`ended` false), or its end is known."""
+
+    node_id: str
+    attempt: int
+    effect_id: str
+    what: str = ""
+    ended: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class CancelAnswer:
     """What is true when a cancel request returns; never that it has stopped."""
@@ -252,6 +331,9 @@ class CancelSummary:
     """Leases of the target and of what is below it that have ended since the cancel."""
     claims_quarantined: tuple[str, ...] = ()
     """Those that have not, since their owner may still write: `write src/a.py of run_...`."""
+    tokens: int = 0
+    """Spent by the target and all below it, so far."""
+    cost: float = 0.0
 
 
 class ReportEnded(NamedTuple):
@@ -286,6 +368,15 @@ class ReportResume(NamedTuple):
     attempt: int
 
 
+class ReportSpend(NamedTuple):
+    """What the body of this attempt has spent so far, in all: a repeated copy does no harm."""
+
+    run_id: str
+    attempt: int
+    tokens: int
+    cost: float
+
+
 @dataclass(frozen=True, slots=True)
 class ReportProgress:
     """A body hands over a partial result."""
@@ -314,7 +405,7 @@ class ReportProcess:
     survivors: tuple[str, ...] = ()
 
 
-Report = ReportEnded | ReportWaiting | ReportResume | ReportProgress | ReportProcess
+Report = ReportEnded | ReportWaiting | ReportResume | ReportSpend | ReportProgress | ReportProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,7 +577,17 @@ class ClaimNotice:
     """Why it was not granted."""
 
 
-Notice = EndedNotice | TurnStartedNotice | TurnCancelledNotice | ClaimNotice
+@dataclass(frozen=True, slots=True)
+class ApprovalNotice:
+    """A request for approval has its answer."""
+
+    node_id: str
+    """Id of the approval."""
+    record: ApprovalRecord
+    """With the decision in it."""
+
+
+Notice = EndedNotice | TurnStartedNotice | TurnCancelledNotice | ClaimNotice | ApprovalNotice
 
 
 @dataclass(frozen=True, slots=True)

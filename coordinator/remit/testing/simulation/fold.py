@@ -19,7 +19,9 @@ _NOT_FOLDED = {"parked", "state", "live_children", "dependents"}
 """Waiting rooms, and what is compared apart: see invariant 5 of `remit.coordinator.state`."""
 
 _FOLDED = attrgetter(*(name for name in Node.__slots__ if name not in _NOT_FOLDED))
-_WHOLE = attrgetter("epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "awaited", "live_runs", "live_turns")
+_WHOLE = attrgetter(
+    "epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "awaited", "live_runs", "live_turns"
+)
 
 _RULE = "the fold equals the state"
 
