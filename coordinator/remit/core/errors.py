@@ -23,7 +23,8 @@
     ├── ProcessError                a command line program
     │   ├── CommandFailed           it ended with a status other than zero
     │   ├── CommandTimedOut         it did not end within its own time limit
-    │   └── CommandNotStarted       it could not be executed
+    │   ├── CommandNotStarted       it could not be executed
+    │   └── ProcessProtocolError    a message or file of a process keeper cannot be understood
     ├── CoordinatorUnavailable      no Ray, no coordinator, or it stopped answering
     ├── JournalError                the journal cannot be read or written
     │   ├── JournalBusy             another coordinator owns this workspace
@@ -61,6 +62,7 @@ __all__ = [
     "JournalError",
     "NotFound",
     "ProcessError",
+    "ProcessProtocolError",
     "Refused",
     "RemitError",
     "RunCancelled",
@@ -282,6 +284,12 @@ class CommandNotStarted(ProcessError):
     """A command could not be executed: no such program, or no right to run it."""
 
     code = "command_not_started"
+
+
+class ProcessProtocolError(ProcessError):
+    """A message or a file of a process keeper cannot be understood; see `version`."""
+
+    code = "process_protocol_error"
 
 
 class CoordinatorUnavailable(RemitError):
