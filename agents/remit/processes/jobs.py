@@ -33,6 +33,7 @@ __all__ = [
     "SPEC_NAME",
     "STATE_NAME",
     "VERSION",
+    "ExitStatus",
     "JobOutcome",
     "JobPhase",
     "JobResult",
@@ -111,6 +112,16 @@ class StopCause(StrEnum):
     def outcome(self) -> JobOutcome:
         """Return the outcome of a job that was stopped for this."""
         return JobOutcome.CANCELLED if self is StopCause.SUPERVISOR_LOST else JobOutcome(self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitStatus:
+    """How a process ended; both None when nobody can know."""
+
+    exit_code: int | None = None
+    """Status that it gave to exit, from 0."""
+    signal: int | None = None
+    """Number of the signal that ended it."""
 
 
 class _Record:
