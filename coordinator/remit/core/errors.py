@@ -24,7 +24,10 @@
     │   ├── CommandFailed           it ended with a status other than zero
     │   ├── CommandTimedOut         it did not end within its own time limit
     │   ├── CommandNotStarted       it could not be executed
-    │   └── ProcessProtocolError    a message or file of a process keeper cannot be understood
+    │   ├── ProcessProtocolError    a message or file of a process keeper cannot be understood
+    │   │   └── ProcessCallUnsupported   the peer is too old for a call; says nothing of the process
+    │   ├── ProcessKeyConflict      the idempotency key stands for another command
+    │   └── ProcdUnavailable        the daemon of tool processes cannot be started or reached
     ├── CoordinatorUnavailable      no Ray, no coordinator, or it stopped answering
     ├── JournalError                the journal cannot be read or written
     │   ├── JournalBusy             another coordinator owns this workspace
@@ -61,7 +64,10 @@ __all__ = [
     "JournalBusy",
     "JournalError",
     "NotFound",
+    "ProcdUnavailable",
+    "ProcessCallUnsupported",
     "ProcessError",
+    "ProcessKeyConflict",
     "ProcessProtocolError",
     "Refused",
     "RemitError",
@@ -290,6 +296,24 @@ class ProcessProtocolError(ProcessError):
     """A message or a file of a process keeper cannot be understood; see `version`."""
 
     code = "process_protocol_error"
+
+
+class ProcessCallUnsupported(ProcessProtocolError):
+    """The daemon or a keeper is too old for a call; says nothing about any process."""
+
+    code = "process_call_unsupported"
+
+
+class ProcessKeyConflict(ProcessError):
+    """The idempotency key stands for another command in this scope; nothing was started."""
+
+    code = "input_mismatch"
+
+
+class ProcdUnavailable(ProcessError):
+    """The daemon of tool processes cannot be started or reached; what runs already is not touched."""
+
+    code = "procd_unavailable"
 
 
 class CoordinatorUnavailable(RemitError):
