@@ -51,7 +51,10 @@ class LeaseFile:
             return
         if not isinstance(data, dict) or cast(dict[str, Any], data).get("boot") != boot_id():
             return
-        for item in cast(list[Any], cast(dict[str, Any], data).get("leases") or []):
+        items: Any = cast(dict[str, Any], data).get("leases")
+        if not isinstance(items, list):
+            return
+        for item in cast(list[Any], items):
             try:
                 if self._leases.get(item["scope"]) is None:
                     self._leases.restore(item, now=now, limit_s=MAX_TTL_S)
