@@ -157,6 +157,7 @@ async def run_body(
         current_tasks.reset(token)
         current_log.reset(printing)
     await tasks.end_all()
+    await context.end_tools()
     if raised is not None:
         return _report_raised(item, raised, signal, was_set=was_set)
     return _report_returned(item, value, signal, max_result_bytes)

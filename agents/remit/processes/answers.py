@@ -186,6 +186,8 @@ class JobView:
     """Turn it belongs to."""
     run: str
     """Run that started it; empty for a turn's own."""
+    path: tuple[str, ...]
+    """Turn and runs above that, topmost first."""
     argv: tuple[str, ...]
     """Program and arguments, as they were given."""
     state: str
@@ -210,7 +212,7 @@ class JobView:
     def to_dict(self) -> dict[str, Any]:
         """Return the view as a mapping for JSON."""
         data: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        return {**data, "argv": list(self.argv), "result": encode_result(self.result)}
+        return {**data, "argv": list(self.argv), "path": list(self.path), "result": encode_result(self.result)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> JobView:
@@ -221,7 +223,8 @@ class JobView:
         """
         try:
             known: dict[str, Any] = {name: data[name] for name in cls.__slots__}
-            known["argv"], known["result"] = tuple(known["argv"]), decode_result(known["result"])
+            known["argv"], known["path"] = tuple(known["argv"]), tuple(known["path"])
+            known["result"] = decode_result(known["result"])
             return cls(**known)
         except (KeyError, TypeError) as error:
             raise _broken("list", error) from error

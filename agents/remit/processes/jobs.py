@@ -189,6 +189,8 @@ class JobSpec(_Record):
     """Turn it belongs to."""
     run: str = ""
     """Run that started it; empty for a turn's own."""
+    path: tuple[str, ...] = ()
+    """Turn and runs above that, topmost first; each of them may list and stop it."""
     attempt: int = 1
     """Attempt of the run, from 1."""
     generation: int = 0
@@ -239,7 +241,7 @@ class JobSpec(_Record):
 
     @classmethod
     def _decoded(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return {**data, "argv": tuple(data["argv"])}
+        return {**data, "argv": tuple(data["argv"]), "path": tuple(data.get("path", ()))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,6 +261,7 @@ def _view(record: Record, now: float) -> JobView:
         session=spec.session,
         turn=spec.turn,
         run=spec.run,
+        path=spec.path,
         argv=spec.argv,
         state=record.state.value,
         pid=record.pid,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 
 from remit.agents.client import ClientSession
-from remit.agents.leases import ClaimHolder
+from remit.agents.tooldesk import ToolDesk
+from remit.agents.tooling import ToolHolder
+from remit.agents.tools import ToolProcess
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import (
     CoordinatorUnavailable,
@@ -37,7 +40,7 @@ __all__ = ["Turn", "TurnHolder"]
 _RETRY_S = 0.2
 
 
-class TurnHolder(ClaimHolder):
+class TurnHolder(ToolHolder):
     """A turn without a task around it: what the asynchronous and the blocking form share."""
 
     def __init__(self, session: ClientSession, request: OpenTurn) -> None:
@@ -82,6 +85,27 @@ class TurnHolder(ClaimHolder):
     def cause(self) -> Cause | None:
         """Why it was cancelled, or None."""
         return self._signal.cause
+
+    # -- processes -----------------------------------------------------------------
+
+    def tool_desk(self) -> ToolDesk:
+        """Return the desk of this client."""
+        return self.session.desk
+
+    def tool_folder(self) -> Path:
+        """Return the directory for the output of this turn's own programs."""
+        folder = Path(self.session.opened.workspace) / ".remit" / "output" / self.id
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def tool_owner(self) -> tuple[str, str, tuple[str, ...]]:
+        """Return the session; no run, and nothing above."""
+        return self.session_id, "", ()
+
+    async def end_tools(self) -> None:
+        """Stop what this turn has started itself and not let go, when its body is over; bounded."""
+        tools = self.session.desk.of_node(self.id) if self._tool_count else ()
+        await asyncio.gather(*(tool.settle() for tool in tools if isinstance(tool, ToolProcess)))
 
     # -- notices (poll thread) -----------------------------------------------------
 
@@ -175,6 +199,7 @@ class TurnHolder(ClaimHolder):
         Raises:
             CoordinatorUnavailable: contact was lost for good, or the session was closed.
         """
+        await self.end_tools()
         request = FinishTurn(
             self._node_id,
             report,

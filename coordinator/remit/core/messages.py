@@ -301,6 +301,8 @@ class ReportProcess:
     stopped: bool = False
     escalated: bool = False
     survivors: tuple[str, ...] = ()
+    handle: str = ""
+    background: bool = False
 
 
 Report = ReportEnded | ReportWaiting | ReportResume | ReportProgress | ReportProcess
@@ -333,6 +335,7 @@ class StartItem(NamedTuple):
     deadline_at: float | None = None
     trace: str = ""
     cause: Cause | None = None
+    lineage: int = 1
 
 
 @dataclass(frozen=True, slots=True)
