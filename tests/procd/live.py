@@ -34,12 +34,29 @@ class Node:
         # Short, for the sockets' paths.
         self.directory = Path(tempfile.mkdtemp(prefix="rp", dir="/tmp"))
         self.place = Place(self.directory)
-        self.tag = f"remit-test-{self.directory.name}"
         self.numbers = itertools.count(1)
         self.options = options
         self.clients: list[ProcessClient] = []
+        self.scope = self.run_id = ""
+        self.renew_names()
         self.client = self.connect()
         self.start_daemon()
+
+    def renew_names(self) -> None:
+        """Take names that no test before has used: a scope, a run, and the tag of its processes."""
+        number = next(self.numbers)
+        self.tag = f"remit-test-{self.directory.name}-{number}"
+        self.scope, self.run_id = f"scope-{number}", f"run_{number}"
+
+    def empty(self) -> None:
+        """End what a test left running, and its clients."""
+        for client in self.clients:
+            client.close()
+        self.clients = [self.client]
+        for view in self.client.list():
+            if view.state != "ended":
+                self.client.stop(scope=view.scope, job=view.job, kill=True)
+        self.wait_empty()
 
     def start_daemon(self) -> None:
         """Start the daemon with this node's options, if there is none."""
@@ -59,8 +76,10 @@ class Node:
     def spec(self, *argv: str, **fields: Any) -> JobSpec:
         """Return a spec with a new job id."""
         job = f"proc_{self.directory.name}{next(self.numbers)}"
-        defaults: dict[str, Any] = {"scope": "w", "session": "s", "turn": "turn_1", "run": "run_1"}
-        return JobSpec(**{**defaults, "job": job, "argv": argv, "output_dir": str(self.directory / "out" / job), **fields})
+        defaults: dict[str, Any] = {"scope": self.scope, "session": "s", "turn": "turn_1", "run": self.run_id}
+        return JobSpec(
+            **{**defaults, "job": job, "argv": argv, "output_dir": str(self.directory / "out" / job), **fields}
+        )
 
     def run(self, *argv: str, **fields: Any) -> StartAnswer:
         """Start a program and return the answer."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from remit.core.clock import Clock
 from remit.core.errors import ProcessProtocolError, RemitError
+from remit.processes.containment import Cgroup
 from remit.processes.frames import connect, send
 from remit.processes.jobs import (
     RESULT_NAME,
@@ -47,6 +48,7 @@ _BIRTH_S = 1.0
 """How long such a keeper is waited for."""
 _POLL_S = 0.005
 _CONNECT_S = 1.0
+_GROUP_LIMIT_S = 5.0
 
 
 def adopt_all(place: Place, supervisor: Supervisor, *, clock: Clock, log: Callable[[str], None]) -> int:
@@ -158,18 +160,41 @@ def sweep_job(spec: JobSpec, jobdir: Path) -> JobResult:
     else:
         SystemTable().send(state.keeper, signal.SIGKILL)
         leader = state.root or state.keeper
+        # The control group first, where there is one: nothing can have left it unseen.
+        grouped, stuck = _empty_group(state.cgroup)
         report = sweep(leader.pid, leader.started, token=state.token, grace_s=0.0)
         result = _lost(
             spec,
             state,
             error="its keeper was killed",
-            signalled=report.stopped,
-            escalated=report.stopped if report.escalated else (),
-            survivors=report.survivors,
+            signalled=tuple(sorted({*grouped, *report.stopped})),
+            escalated=tuple(sorted({*grouped, *(report.stopped if report.escalated else ())})),
+            survivors=tuple(sorted({*stuck, *report.survivors})),
             denied=report.denied,
         )
     write_record(jobdir / RESULT_NAME, result, durable=True)
     return result
+
+
+def _empty_group(path: str) -> tuple[set[int], tuple[int, ...]]:
+    """End everything in a control group, and the group; return whom it held, and whom it still holds."""
+    seen: set[int] = set()
+    if not path:
+        return seen, ()
+    group, table = Cgroup(Path(path)), SystemTable()
+    until = time.monotonic() + _GROUP_LIMIT_S
+    while (pids := group.pids()) and time.monotonic() < until:
+        seen.update(pids)
+        group.kill()
+        entries = [entry for pid in pids if (entry := table.entry(pid)) is not None]
+        # Still in the group after its start time was read, so the two belong together.
+        left = group.pids()
+        for entry in entries:
+            if entry.pid in left:
+                table.send(entry.identity, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    group.remove()
+    return seen - set(pids), pids
 
 
 def _lost(

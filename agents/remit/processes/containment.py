@@ -5,12 +5,13 @@
 | `subreaper` | Linux 3.4 | orphans come to the keeper: "no child left" proves that the tree is gone |
 | `pidfd` | Linux 5.3 | a signal cannot hit a later process of the same number |
 | `cgroup` | where this process may make one | holds the tree together without its keeper |
+| `holes` | Linux 2.6.38, most file systems | output above its cap is given back, the program goes on |
 
 Without them the process table is sampled and marks in environments are read,
 start times are checked right before a signal, and groups, sessions and marks
-find what a dead keeper left.
+find what a dead keeper left; a program that writes above its cap is stopped.
 
-`REMIT_CONTAINMENT="-subreaper,-pidfd,-cgroup"` switches them off, each alone or together.
+`REMIT_CONTAINMENT="-subreaper,-pidfd,-cgroup,-holes"` switches them off, each alone or together.
 
 No way reaches processes that others start for us (a container daemon,
 `systemd-run`, cron, ssh, a build server that runs already), those in an
@@ -44,7 +45,8 @@ __all__ = [
 SWITCH_VARIABLE = "REMIT_CONTAINMENT"
 """Environment variable that switches strengthenings off."""
 
-_NAMES = ("subreaper", "pidfd", "cgroup")
+_REACH = ("subreaper", "pidfd", "cgroup")
+_NAMES = (*_REACH, "holes")
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -63,11 +65,13 @@ class Containment:
     """Processes are signalled through handles."""
     cgroup: bool = True
     """The tree has a control group of its own."""
+    holes: bool = True
+    """The middle of an output above its cap is given back to the file system."""
 
     @property
     def level(self) -> str:
-        """Return the names of what is used, joined by `+`; `portable` when nothing is."""
-        return "+".join(name for name in _NAMES if getattr(self, name)) or "portable"
+        """Return what holds the tree together, joined by `+`; `portable` when nothing does."""
+        return "+".join(name for name in _REACH if getattr(self, name)) or "portable"
 
 
 def switched(text: str) -> Containment:
@@ -104,6 +108,7 @@ def detect(switches: str | None = None) -> Containment:
         subreaper=wanted.subreaper and is_linux,
         pidfd=wanted.pidfd and is_linux and _has_pidfd(),
         cgroup=wanted.cgroup and is_linux and _cgroup_parent() is not None,
+        holes=wanted.holes and is_linux,
     )
 
 

@@ -157,6 +157,7 @@ class _Loop:
     def __init__(self, desk: Desk, keeping: Keeping) -> None:
         self._desk = desk
         self._keeping = keeping
+        self._is_idle = False
         self._wake, alarm = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(alarm, False)
@@ -190,6 +191,7 @@ class _Loop:
         # Rounded up: a pause that is over a little too early would spin.
         ready = poll.poll(None if pause_s is None else int(pause_s * 1000 + 0.999))
         child_ended = False
+        self._is_idle = not ready
         for descriptor, _ in ready:
             if descriptor == self._wake:
                 child_ended = True
@@ -234,9 +236,13 @@ class _Loop:
                 pass
 
     def _flush(self) -> None:
+        """Answer what was asked before the end, and let everybody read it, within a bound."""
         until = time.monotonic() + _FLUSH_LIMIT_S
-        while time.monotonic() < until and any(connection.wants_to_send for connection in self._desk.connections):
-            self._wait(0.05)
+        while time.monotonic() < until:
+            is_waiting = any(connection.wants_to_send for connection in self._desk.connections)
+            self._wait(0.05 if is_waiting else 0.0)
+            if self._is_idle and not is_waiting:
+                return
 
 
 def _settle_in(jobdir: Path, lifeline: socket.socket) -> socket.socket:

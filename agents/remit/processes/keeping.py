@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from remit.core.cause import Cause, CauseKind
-from remit.processes.capping import CappedFile, OutputGuard
+from remit.processes.capping import CappedFile, OutputGuard, keep, punch
 from remit.processes.connections import InputPipe
 from remit.processes.containment import Containment, make_cgroup
 from remit.processes.jobs import (
@@ -167,7 +167,7 @@ class Keeping:
             CappedFile.open(folder / STDOUT_NAME, cap=self.spec.output_cap),
             CappedFile.open(folder / STDERR_NAME, cap=self.spec.output_cap),
         )
-        self._guard = OutputGuard(files)
+        self._guard = OutputGuard(files, punch=punch if self._containment.holes else keep)
         stdin = self._open_input()
         try:
             stdio = (stdin, files[0].descriptor, files[1].descriptor)
@@ -417,14 +417,17 @@ class Keeping:
         return 0.005
 
     def _is_all_done(self) -> bool:
-        return self._write_until is None and (self._reach is None or self._reach.is_empty)
+        return self._write_until is None and self._is_empty()
+
+    def _is_empty(self) -> bool:
+        return self._reach is None or self._reach.is_empty
 
     def _sweep(self) -> None:
-        if self._reach is None or self._reach.is_empty:
+        if self._reach is None or self._is_empty():
             return
         left = self._reach.look()
         self._reach.kill(_LATE_ROUND)
-        left = frozenset[int]() if self._reach.is_empty else self._reach.everybody() | left
+        left = frozenset[int]() if self._is_empty() else self._reach.everybody() | left
         if tuple(sorted(left)) != self.state.left:
             self.state = replace(self.state, left=tuple(sorted(left)))
             self._save_if_possible()
