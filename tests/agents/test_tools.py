@@ -171,7 +171,9 @@ def test_a_missing_working_directory_is_not_taken_for_a_missing_program(tmp_path
         (["touch", "wit\0ness"], {}),
     ],
 )
-def test_arguments_out_of_range_are_refused_before_the_start(tmp_path: Path, argv: Any, options: dict[str, Any]) -> None:
+def test_arguments_out_of_range_are_refused_before_the_start(
+    tmp_path: Path, argv: Any, options: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidArgument):
         run_tool(argv, tmp_path, cwd=tmp_path, **options)
     assert not (tmp_path / "witness").exists()

@@ -246,7 +246,9 @@ class RunContext(ToolHolder):
         cause = self._signal.cause
         if cause is not None and not cause.stops_foreground:
             return
-        await asyncio.gather(*(tool.settle() for tool in self._desk.of_node(self.run_id) if isinstance(tool, ToolProcess)))
+        await asyncio.gather(
+            *(tool.settle() for tool in self._desk.of_node(self.run_id) if isinstance(tool, ToolProcess))
+        )
         if self.attempt > 1:
             # What an earlier attempt had left running and this one did not ask for again.
             with suppress(RemitError):

@@ -162,7 +162,7 @@ class ToolHolder(ClaimHolder):
             attempt=max(1, self._attempt),
             generation=self._attempt,
             argv=_checked_argv(argv),
-            cwd=str(Path(cwd).absolute()) if cwd is not None else os.getcwd(),
+            cwd=_directory(cwd),
             stdin="pipe" if stdin == "pipe" else "null" if given is None else "data",
             output_dir=str(self.tool_folder() / f"process_{self._tool_name()}"),
             timeout_s=timeout_s,
@@ -226,6 +226,10 @@ def _checked_argv(argv: Sequence[str]) -> tuple[str, ...]:
     if isinstance(argv, str) or not argv:
         raise InvalidArgument("argv must be a list of program and arguments, and not empty")
     return tuple(str(item) for item in argv)
+
+
+def _directory(cwd: str | Path | None) -> str:
+    return os.getcwd() if cwd is None else str(Path(cwd).absolute())
 
 
 def _input(stdin: bytes | str | None) -> bytes | None:

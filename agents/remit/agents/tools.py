@@ -370,7 +370,7 @@ def _read_from(path: Path, position: int) -> bytes:
     return b""
 
 
-async def _patiently(future: asyncio.Future[object], *, limit_s: float | None = None) -> asyncio.CancelledError | None:
+async def _patiently(future: asyncio.Future[Any], *, limit_s: float | None = None) -> asyncio.CancelledError | None:
     """Wait for a future through any cancel of this task; return the first one, for the caller to raise.
 
     Args:

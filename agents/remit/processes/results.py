@@ -95,7 +95,9 @@ def command_result(spec: JobSpec, result: JobResult, *, pid: int, output_dir: Pa
     """
     if result.outcome is JobOutcome.NOT_STARTED:
         program = spec.argv[0]
-        raise CommandNotStarted(result.error or f"{program!r} could not be executed", program=program, errno=result.errno)
+        raise CommandNotStarted(
+            result.error or f"{program!r} could not be executed", program=program, errno=result.errno
+        )
     return CommandResult(
         handle=result.job,
         argv=spec.argv,

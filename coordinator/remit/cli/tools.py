@@ -11,9 +11,9 @@ from remit.agents.tooldesk import scope_of
 from remit.cli.lines import Line, duration
 from remit.cli.output import print_json, print_lines
 from remit.core.errors import InvalidArgument, NotFound, ProcdUnavailable
+from remit.processes import JobView, Leftover, ProcessClient, StopAnswer, StopKind
 from remit.processes.doctor import ignore_leftover, kill_leftover
 from remit.processes.place import Place
-from remit.processes import JobView, Leftover, ProcessClient, StopAnswer, StopKind
 
 __all__ = ["kill_process", "leftovers", "show_processes", "treat_leftover"]
 
