@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.runners
+import contextlib
 import gc
 import os
+import shutil
+import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -52,6 +56,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
             item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
     yield
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state_dir() -> Iterator[Path]:
+    """Give this test process a state directory, and with it a daemon of tool processes, of its own."""
+    # Short: a socket's path must stay under 108 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
+    before = os.environ.get("REMIT_STATE_DIR")
+    os.environ["REMIT_STATE_DIR"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["REMIT_STATE_DIR"]
+    else:
+        os.environ["REMIT_STATE_DIR"] = before
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(int((folder / "procd" / "life").read_text()), signal.SIGTERM)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

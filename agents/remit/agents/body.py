@@ -157,6 +157,7 @@ async def run_body(
         current_tasks.reset(token)
         current_log.reset(printing)
     await tasks.end_all()
+    await context.end_tools()
     if raised is not None and was_set:
         # All bodies of one cancel hear it before the first of them is reported: composing
         # and sending reports takes longer than waking the next body.

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from remit.agents.link import Link
+from remit.agents.tooldesk import ToolDesk
 from remit.core.errors import CoordinatorUnavailable, NotFound, RemitError
 from remit.core.ids import IdFactory
 from remit.core.messages import (
@@ -35,6 +36,7 @@ from remit.core.messages import (
     dumps,
     loads,
 )
+from remit.processes.leases import LEASE_S
 
 __all__ = ["ClientSession", "Tracked"]
 
@@ -120,6 +122,8 @@ class ClientSession:
         self._failed: RemitError | None = None
         self._thread: threading.Thread | None = None
         self.opened = ClientOpened(0, 2.0, "", 16 * 1024 * 1024)
+        self._heard = time.monotonic()
+        self._desk: ToolDesk | None = None
 
     # -- life ----------------------------------------------------------------------
 
@@ -178,11 +182,24 @@ class ClientSession:
             self._thread.join(timeout=self.opened.poll_s + 5.0)
         if self._failed is None:
             self._fail(CoordinatorUnavailable("this connection to the coordinator was closed"))
+        if self._desk is not None:
+            self._desk.close()
 
     @property
     def closed(self) -> bool:
         """Tell whether this session was closed or has given up."""
         return self._stopping.is_set() or self._failed is not None
+
+    @property
+    def desk(self) -> ToolDesk:
+        """The programs that are started through this connection itself: those of turns, not of runs."""
+        with self._lock:
+            if self._desk is None:
+                self._desk = ToolDesk(self.opened.workspace, holder=self.client_id, lease_left=self._lease_left)
+            return self._desk
+
+    def _lease_left(self) -> float:
+        return LEASE_S - (time.monotonic() - self._heard)
 
     # -- requests ------------------------------------------------------------------
 
@@ -328,7 +345,7 @@ class ClientSession:
             wait([hello], timeout=self.opened.poll_s)
         ack = 0
         forgotten = False
-        last_contact = time.monotonic()
+        self._heard = time.monotonic()
         while not self._stopping.is_set():
             try:
                 if forgotten:
@@ -340,13 +357,13 @@ class ClientSession:
                 if reply.seq < 0:
                     ack, forgotten = 0, True
                     continue
-                last_contact = time.monotonic()
+                self._heard = time.monotonic()
                 ack = reply.seq
                 self._hand_out(reply.notices)
             except RemitError as error:
                 if self._stopping.is_set():
                     return
-                if time.monotonic() - last_contact > self._give_up_s:
+                if time.monotonic() - self._heard > self._give_up_s:
                     self._give_up(error)
                     return
                 self._stopping.wait(_RETRY_S)

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from remit.agents.client import ClientSession
 from remit.agents.outbox import Outbox
 from remit.agents.participant import Participant
 from remit.agents.runs import Run
-from remit.core.errors import InvalidArgument, WaitCycle
+from remit.agents.tooldesk import ToolDesk
+from remit.agents.tools import ToolProcess
+from remit.core.errors import ProcessError, RemitError, WaitCycle
 from remit.core.messages import (
     LiveAttempt,
     ReportProcess,
@@ -26,7 +28,7 @@ from remit.core.messages import (
     StartItem,
 )
 from remit.core.signal import CancelSignal
-from remit.processes import CommandOutcome, CommandResult, ProcessIdentity, run_command
+from remit.processes import CommandResult, JobOutcome, JobResult
 from remit.telemetry import NodeSpan
 
 __all__ = ["RunContext"]
@@ -53,6 +55,7 @@ class RunContext(Participant):
         workspace: Path,
         machine: str,
         max_result_bytes: int,
+        desk: ToolDesk,
         span: NodeSpan | None = None,
     ) -> None:
         super().__init__(
@@ -74,7 +77,7 @@ class RunContext(Participant):
         self._wait_count = 0
         self._go: asyncio.Future[None] | None = None
         self._last_wait: ReportWaiting | None = None
-        self._process_count = 0
+        self._desk = desk
         self._cut_short: CommandResult | None = None
 
     def _connect(self) -> ClientSession:
@@ -188,88 +191,70 @@ class RunContext(Participant):
 
     # -- processes -----------------------------------------------------------------
 
-    async def process(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-        timeout_s: float | None = None,
-        grace_s: float = 2.0,
-    ) -> CommandResult:
-        """Run a program; its whole process group dies if this run is cancelled.
+    def tool_desk(self) -> ToolDesk:
+        """Return the desk of this host."""
+        return self._desk
 
-        Args:
-            argv: program and arguments; no shell. Standard input is null.
-            env: environment variables added to the host's.
-            cwd: working directory; the host's by default.
-            timeout_s: seconds until it is stopped and `timed_out` is set; None for no limit.
-            grace_s: seconds between SIGTERM and SIGKILL.
+    def tool_folder(self) -> Path:
+        """Return the directory for the output of programs: that of this run."""
+        return self.output_dir
 
-        Returns:
-            A result with `exit_code`, `stdout`, `stderr`, `outcome`, `timed_out` and so on. A
-            status other than zero raises nothing.
+    def tool_owner(self) -> tuple[str, str, tuple[str, ...]]:
+        """Return session, run and the ids of everything above."""
+        return self._item.session_id, self._item.run_id, tuple(self._item.path)
 
-        Raises:
-            TurnCancelled: this run was cancelled; the process and what it started are gone.
-            CommandNotStarted: it could not be executed.
-            InvalidArgument: an empty command or a value that cannot be passed on.
-        """
-        if isinstance(argv, str) or not argv:
-            raise InvalidArgument("argv must be a list of program and arguments, and not empty")
-        self._process_count += 1
-        program = Path(str(argv[0])).name
-        started: list[ProcessIdentity] = []
+    def tool_lineage(self) -> int:
+        """Return the first attempt of which this one is the continuation."""
+        return self._item.lineage
 
-        def on_started(identity: ProcessIdentity) -> None:
-            started.append(identity)
-            self._outbox.put(self._process_report(identity, program))
+    def tool_kill(self) -> CancelSignal:
+        """Return the signal that skips the grace of programs."""
+        return self._kill_signal()
 
-        def on_finished(result: CommandResult) -> None:
-            if result.outcome is CommandOutcome.CANCELLED:
-                self._cut_short = result
-            for identity in started:
-                self._outbox.put(self._process_report(identity, program, result))
-
-        with self._own_cancel():
-            result = await run_command(
-                [str(item) for item in argv],
-                signal=self._signal,
-                output_dir=self.output_dir / f"process_{self._process_count}",
-                mark=self.run_id,
-                cwd=None if cwd is None else Path(cwd),
-                env=None if env is None else {**os.environ, **env},
-                timeout_s=timeout_s,
-                grace_s=grace_s,
-                kill=self._kill_signal(),
-                on_started=on_started,
-                on_finished=on_finished,
-            )
-        self._signal.raise_if_set()
-        return result
-
-    def _process_report(
-        self, identity: ProcessIdentity, program: str, result: CommandResult | None = None
-    ) -> ReportProcess:
+    def tool_report(self, tool: ToolProcess, ended: bool, result: JobResult | None) -> None:
+        """Tell the coordinator of a program that was started, or is over, or goes on in the session."""
         report = ReportProcess(
             self.run_id,
             self.attempt,
-            identity.pid,
-            identity.started,
+            tool.pid,
+            0.0,
             self._machine,
-            program,
+            Path(tool.spec.argv[0]).name,
+            handle=tool.handle,
+            background=tool.background,
         )
-        if result is None:
-            return report
-        return replace(
-            report,
-            ended=True,
-            exit_code=result.exit_code,
-            signal=result.signal,
-            stopped=result.outcome is not CommandOutcome.EXITED,
-            escalated=result.escalated,
-            survivors=tuple(str(pid) for pid in result.survivors),
+        if ended:
+            report = replace(report, ended=True)
+        if result is not None:
+            report = replace(
+                report,
+                exit_code=result.exit_code,
+                signal=result.signal,
+                stopped=result.outcome is not JobOutcome.EXITED,
+                escalated=bool(result.escalated),
+                survivors=tuple(str(pid) for pid in result.survivors),
+            )
+        self._outbox.put(report)
+
+    def _tool_cut_short(self, tool: ToolProcess) -> None:
+        with suppress(ProcessError, OSError):
+            self._cut_short = tool.so_far() if tool.is_running else tool.result()
+
+    async def end_tools(self) -> None:
+        """Be done with what this attempt has started, when its body is over (called by the host); bounded.
+
+        Left alone where the cause leaves processes to the next attempt.
+        """
+        cause = self._signal.cause
+        if cause is not None and not cause.stops_foreground:
+            return
+        await asyncio.gather(
+            *(tool.settle() for tool in self._desk.of_node(self.run_id) if isinstance(tool, ToolProcess))
         )
+        if self.attempt > 1:
+            # What an earlier attempt had left running and this one did not ask for again.
+            with suppress(RemitError):
+                await asyncio.to_thread(self._desk.stop_rest, self.run_id, cause, generation=self.attempt)
 
     # -- giving way while waiting --------------------------------------------------
 

@@ -42,6 +42,7 @@ from remit.agents.environment import CodeEnvironment, stale_modules
 from remit.agents.link import Link
 from remit.agents.outbox import Outbox
 from remit.agents.printing import capture_prints
+from remit.agents.tooldesk import ToolDesk
 from remit.agents.transport import unbundle
 from remit.agents.wishes import RunWishes, check_unmoved
 from remit.core.cause import Cause, CauseKind
@@ -105,6 +106,7 @@ class AgentHost:
         self._max_result_bytes = max_result_bytes
         self._own_process = own_process
         self._outbox = Outbox(host_id, link)
+        self._desk = ToolDesk(workspace, holder=host_id)
         self._session: ClientSession | None = None
         self._session_lock = threading.Lock()
         self._env_key = ""
@@ -219,6 +221,7 @@ class AgentHost:
             workspace=self._workspace,
             machine=self.machine,
             max_result_bytes=self._max_result_bytes,
+            desk=self._desk,
             span=span,
         )
         self._contexts[item.run_id] = context
@@ -439,6 +442,7 @@ class AgentHost:
             task.cancel()
         if self._session is not None:
             self._session.close(say_goodbye=False)
+        self._desk.close()
 
 
 def _remember(ordered: OrderedDict[str, Cause], name: str, cause: Cause) -> None:

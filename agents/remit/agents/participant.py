@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remit.agents.client import ClientSession
-from remit.agents.leases import ClaimHolder
 from remit.agents.payload import encode_result, short_preview
+from remit.agents.tooling import ToolHolder
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import ApprovalDenied, ApprovalExpired, InvalidArgument, RemitError
 from remit.core.limits import is_amount
@@ -93,7 +93,7 @@ class _Answer:
         self._delivery.post(lambda: None if self.record.done() else self.record.set_exception(error))
 
 
-class Participant(ClaimHolder):
+class Participant(ToolHolder):
     """Something that asks, spends and hands over: a turn or a run context."""
 
     _spent_lock = threading.Lock()

@@ -94,9 +94,16 @@ class ProcessTable(Protocol):
 
 
 class SystemTable:
-    """The real table of this machine. Holds nothing; thread-safe."""
+    """The real table of this machine. Thread-safe.
 
-    __slots__ = ()
+    Args:
+        use_pidfd: signal through handles where the system has them.
+    """
+
+    __slots__ = ("_use_pidfd",)
+
+    def __init__(self, *, use_pidfd: bool = True) -> None:
+        self._use_pidfd = use_pidfd
 
     def entries(self) -> dict[int, ProcessEntry]:
         """Return all visible processes by number."""
@@ -128,7 +135,7 @@ class SystemTable:
             return Delivery.DENIED
 
     def _send_checked(self, identity: ProcessIdentity, signum: int) -> Delivery:
-        handle = _open_pidfd(identity.pid)
+        handle = _open_pidfd(identity.pid) if self._use_pidfd else None
         try:
             # Checked after opening: from here on the handle cannot mean another process.
             current = self.entry(identity.pid)

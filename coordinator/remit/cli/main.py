@@ -396,12 +396,60 @@ def down(
 
 
 @app.command()
-def doctor(workspace: Workspace = HERE, as_json: AsJson = False) -> None:
-    """Examine the local node and this workspace; exit with 1 if something is wrong."""
-    from remit.cli.node import examine
+def processes(
+    workspace: Workspace = HERE,
+    everywhere: Annotated[bool, typer.Option("--everywhere", help="Of all workspaces on this machine.")] = False,
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Ended ones too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the programs that agents have started on this machine: of turns, and of sessions (background)."""
+    from remit.cli.tools import show_processes
 
     with reported():
-        status = examine(workspace, as_json=as_json)
+        show_processes(workspace, everywhere=everywhere, ended=ended, as_json=as_json)
+
+
+@app.command()
+def kill(
+    handle: Annotated[str, typer.Argument(help="Handle from `remit processes`, or a unique part of it.")],
+    workspace: Workspace = HERE,
+    grace_s: Annotated[float, typer.Option("--grace", min=0.0, help="Seconds between SIGTERM and SIGKILL.")] = 2.0,
+    now: Annotated[bool, typer.Option("--now", help="SIGKILL at once.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop one program with everything it has started, also one in the background.
+
+    The exit status is 0 only if nothing of it is left, with proof.
+    """
+    from remit.cli.tools import kill_process
+
+    with reported():
+        status = kill_process(workspace, handle, grace_s=grace_s, kill=now, as_json=as_json)
+    raise typer.Exit(status)
+
+
+@app.command()
+def doctor(
+    workspace: Workspace = HERE,
+    adopt: Annotated[str, typer.Option("--adopt", metavar="HANDLE", help="Look after a leftover again.")] = "",
+    end: Annotated[str, typer.Option("--kill", metavar="HANDLE", help="End a leftover.")] = "",
+    ignore: Annotated[str, typer.Option("--ignore", metavar="HANDLE", help="Show a leftover no more.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Examine the local node, this workspace and what programs have left over; exit with 1 if something is wrong.
+
+    A leftover is a program, or what remains of one, that no daemon answers for.
+    """
+    from remit.cli.node import examine
+    from remit.cli.tools import treat_leftover
+
+    status = 0
+    with reported():
+        for job, action in ((adopt, "adopt"), (end, "kill"), (ignore, "ignore")):
+            if job:
+                treat_leftover(job, action=action)
+        if not (adopt or end or ignore):
+            status = examine(workspace, as_json=as_json)
     raise typer.Exit(status)
 
 

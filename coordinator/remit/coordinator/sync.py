@@ -22,7 +22,8 @@ from anyio.from_thread import start_blocking_portal
 
 from remit.agents.client import ClientSession
 from remit.agents.runs import RunOptions
-from remit.agents.sync_delegation import SyncDelegator, SyncReceipt, SyncRun, run_in_loop
+from remit.agents.sync_delegation import SyncReceipt, SyncRun, run_in_loop
+from remit.agents.sync_tools import SyncToolHolder
 from remit.coordinator import api
 from remit.coordinator.turn import TurnHolder
 from remit.coordinator.views import NodeView, TreeView
@@ -69,7 +70,7 @@ async def _let_end(own: set[asyncio.Task[Any]]) -> None:
         await asyncio.wait(calls, timeout=_END_S)
 
 
-class Turn(SyncDelegator):
+class Turn(SyncToolHolder):
     """A turn held by a plain caller: `with coordinator.turn(...)`; see `remit.coordinator.Turn`."""
 
     def __init__(

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 
 from remit.agents.client import ClientSession
 from remit.agents.participant import Participant
+from remit.agents.tooldesk import ToolDesk
+from remit.agents.tools import ToolProcess
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import (
     CoordinatorUnavailable,
@@ -95,6 +98,27 @@ class TurnHolder(Participant):
 
     def _send_partial(self, preview: str, blob: bytes) -> None:
         self.session.submit("note_partial", NotePartial(self._node_id, preview, blob))
+
+    # -- processes -----------------------------------------------------------------
+
+    def tool_desk(self) -> ToolDesk:
+        """Return the desk of this client."""
+        return self.session.desk
+
+    def tool_folder(self) -> Path:
+        """Return the directory for the output of this turn's own programs."""
+        folder = Path(self.session.opened.workspace) / ".remit" / "output" / self.id
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def tool_owner(self) -> tuple[str, str, tuple[str, ...]]:
+        """Return the session; no run, and nothing above."""
+        return self.session_id, "", ()
+
+    async def end_tools(self) -> None:
+        """Stop what this turn has started itself and not let go, when its body is over; bounded."""
+        tools = self.session.desk.of_node(self.id) if self._tool_count else ()
+        await asyncio.gather(*(tool.settle() for tool in tools if isinstance(tool, ToolProcess)))
 
     # -- notices (poll thread) -----------------------------------------------------
 
@@ -189,6 +213,7 @@ class TurnHolder(Participant):
         Raises:
             CoordinatorUnavailable: contact was lost for good, or the session was closed.
         """
+        await self.end_tools()
         request = FinishTurn(
             self._node_id,
             report,

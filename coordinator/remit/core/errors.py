@@ -27,7 +27,11 @@
     ├── ProcessError                a command line program
     │   ├── CommandFailed           it ended with a status other than zero
     │   ├── CommandTimedOut         it did not end within its own time limit
-    │   └── CommandNotStarted       it could not be executed
+    │   ├── CommandNotStarted       it could not be executed
+    │   ├── ProcessProtocolError    a message or file of a process keeper cannot be understood
+    │   │   └── ProcessCallUnsupported   the peer is too old for a call; says nothing of the process
+    │   ├── ProcessKeyConflict      the idempotency key stands for another command
+    │   └── ProcdUnavailable        the daemon of tool processes cannot be started or reached
     ├── CoordinatorUnavailable      no Ray, no coordinator, or it stopped answering
     ├── JournalError                the journal cannot be read or written
     │   ├── JournalBusy             another coordinator owns this workspace
@@ -72,7 +76,11 @@ __all__ = [
     "JournalFenced",
     "JournalTooNew",
     "NotFound",
+    "ProcdUnavailable",
+    "ProcessCallUnsupported",
     "ProcessError",
+    "ProcessKeyConflict",
+    "ProcessProtocolError",
     "Refused",
     "RemitError",
     "RunCancelled",
@@ -324,6 +332,30 @@ class CommandNotStarted(ProcessError):
     """A command could not be executed: no such program, or no right to run it."""
 
     code = "command_not_started"
+
+
+class ProcessProtocolError(ProcessError):
+    """A message or a file of a process keeper cannot be understood; see `version`."""
+
+    code = "process_protocol_error"
+
+
+class ProcessCallUnsupported(ProcessProtocolError):
+    """The daemon or a keeper is too old for a call; says nothing about any process."""
+
+    code = "process_call_unsupported"
+
+
+class ProcessKeyConflict(ProcessError):
+    """The idempotency key stands for another command in this scope; nothing was started."""
+
+    code = "input_mismatch"
+
+
+class ProcdUnavailable(ProcessError):
+    """The daemon of tool processes cannot be started or reached; what runs already is not touched."""
+
+    code = "procd_unavailable"
 
 
 class CoordinatorUnavailable(RemitError):

@@ -403,6 +403,8 @@ class ReportProcess:
     stopped: bool = False
     escalated: bool = False
     survivors: tuple[str, ...] = ()
+    handle: str = ""
+    background: bool = False
 
 
 Report = ReportEnded | ReportWaiting | ReportResume | ReportSpend | ReportProgress | ReportProcess
@@ -439,6 +441,7 @@ class StartItem(NamedTuple):
     """Areas that were granted to it before it took its slot."""
     wishes: tuple[tuple[str, str, bool], ...] = ()
     """The claims behind them, as in `RunRequest`."""
+    lineage: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,99 @@
+"""Every creature of the zoo is stopped while it is at its hardest, on every path, and nothing of it is left."""
+
+import os
+import sys
+
+import pytest
+
+from remit.processes.jobs import JobOutcome, JobResult
+from remit.testing.zoo import ZOO, Creature, alive, cull
+from tests.processes.world import FALLBACKS, Job, World, marked
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the observer reads /proc")
+
+SMALL = 40
+"""Children of those that have many, in the fast tests."""
+ROUNDS = 200
+
+
+def is_held(creature: Creature, containment: str) -> bool:
+    """Tell whether a way without subreaper and control group promises to find a creature."""
+    return not creature.hides or "-subreaper" not in containment or "-cgroup" not in containment
+
+
+def begin(world: World, creature: Creature, containment: str, *, size: int = 0) -> Job:
+    job = f"proc_{os.urandom(8).hex()}"
+    return world.start(creature.argv(job, size=size), job=job, containment=containment)
+
+
+def check(job: Job, result: JobResult) -> None:
+    assert (result.outcome, result.survivors, result.denied) == (JobOutcome.CANCELLED, (), ()), job.spec.argv[-2:]
+    assert marked(job) == []
+
+
+@pytest.mark.requirement("E2", "P1", "P12")
+@pytest.mark.field_report("F1", "F2", "F5", "F8")
+@pytest.mark.parametrize(
+    "containment",
+    [way if way in ("", FALLBACKS[-1]) else pytest.param(way, marks=pytest.mark.slow) for way in FALLBACKS],
+)
+def test_nothing_of_any_creature_is_left(containment: str, world: World) -> None:
+    """All at once, so that they also have to be told apart."""
+    chosen = [creature for creature in ZOO.values() if is_held(creature, containment)]
+    jobs = [
+        begin(world, creature, containment, size=SMALL if "thousand" in creature.name else 0) for creature in chosen
+    ]
+    for job in jobs:
+        job.wait_ready()
+    for job in jobs:
+        check(job, job.stop(grace_s=0.0))
+
+
+@pytest.mark.requirement("E4", "E10", "E22")
+@pytest.mark.field_report("F2", "F11")
+@pytest.mark.parametrize("containment", ["", "-subreaper,-pidfd,-cgroup"])
+def test_sigterm_suffices_for_those_that_obey_and_only_for_them(containment: str, world: World) -> None:
+    """All at once, so that they are also told apart."""
+    chosen = [creature for creature in ZOO.values() if not creature.hides and creature.name != "a thousand children"]
+    jobs = [begin(world, creature, containment) for creature in chosen]
+    for job in jobs:
+        job.wait_ready()
+    for creature, job in zip(chosen, jobs, strict=True):
+        result = job.stop(grace_s=30.0 if creature.obeys else 0.1)
+        check(job, result)
+        assert (creature.name, bool(result.escalated)) == (creature.name, not creature.obeys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.requirement("P1", "P10")
+def test_a_thousand_children_are_stopped(world: World) -> None:
+    for containment in FALLBACKS:
+        job = begin(world, ZOO["a thousand children"], containment).wait_ready()
+        result = job.stop(grace_s=0.0)
+        check(job, result)
+        assert len(result.signalled) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.requirement("E2", "P1")
+def test_two_hundred_rounds_leave_nothing(world: World) -> None:
+    """All creatures on all paths in turn, several at once, so that they also disturb each other."""
+    pairs = [(ZOO[name], way) for way in FALLBACKS for name in sorted(ZOO) if is_held(ZOO[name], way)]
+    rounds = [pairs[number % len(pairs)] for number in range(ROUNDS)]
+    for start in range(0, ROUNDS, 10):
+        jobs = [begin(world, creature, way, size=SMALL) for creature, way in rounds[start : start + 10]]
+        for job in jobs:
+            job.wait_ready()
+        for number, job in enumerate(jobs):
+            check(job, job.stop(grace_s=0.05 * (number % 2)))
+        world.cull()
+
+
+def test_the_observer_sees_what_is_there_and_culls_it(world: World) -> None:
+    job = begin(world, ZOO["both, environment cleared"], "").wait_ready()
+    assert alive(job.tag)
+    os.kill(job.pid, 9)
+    cull(job.tag)
+    assert alive(job.tag) == []
