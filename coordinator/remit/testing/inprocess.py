@@ -224,7 +224,11 @@ class InProcess:
         self._gates: dict[str, asyncio.Event] = {}
         self._thread = LoopThread("remit-coordinator")
         self.engine = InProcessEngine(self, self.settings.max_result_bytes)
-        self.life: Life = self._thread.call(self._begin(poll_s))
+        try:
+            self.life: Life = self._thread.call(self._begin(poll_s))
+        except BaseException:
+            self._thread.close()
+            raise
 
     async def _begin(self, poll_s: float) -> Life:
         options = ServiceOptions(workspace=self.workspace, poll_s=poll_s, housekeeping_s=0.1)
