@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from contextlib import closing
@@ -23,6 +24,7 @@ from remit.coordinator.transaction import Settings
 from remit.coordinator.views import node_view, tree_view
 from remit.core.errors import InternalError, JournalError, JournalTooNew, NotFound, RunCancelled
 from remit.core.events import encode_event
+from remit.core.messages import ReportEnded
 from remit.core.outcome import Outcome
 from remit.journal import JournalRecord, MemoryJournal, SqliteJournal, SqliteJournalReader
 from remit.testing.inprocess import open_inprocess
@@ -257,3 +259,47 @@ def test_a_newer_snapshot_is_refused(change: Callable[[dict[str, Any]], None], t
 def test_a_damaged_snapshot_is_no_silent_loss() -> None:
     with pytest.raises(JournalError, match="damaged"):
         decode(b"no snapshot")
+
+
+@pytest.mark.field_report("J2")
+def test_what_arrives_after_the_end_is_refused_and_counted_also_when_it_has_left_memory() -> None:
+    world = World(keep_ended_turns=0)
+    turn = world.open_turn()
+    run = world.run(turn)
+    host = world.node(run).host_id
+    world.end(run)
+    late = ReportEnded(run, 1, "returned")
+    for count in (1, 2):
+        before = len(world.events)
+        world.report(host, late)
+        assert world.state.refused == count
+        assert len(world.events) == before
+        world.finish(turn)
+        world.decider.prune()
+        assert (run in world.state.nodes) is False
+
+
+@pytest.mark.field_report("J1")
+def test_one_end_is_written_and_the_record_and_the_fold_say_the_same_whatever_races(tmp_path: Path) -> None:
+    for order in itertools.permutations(("succeed", "cancel", "shutdown")):
+        world = World()
+        turn = world.open_turn()
+        run = world.run(turn)
+        for step in order:
+            if step == "succeed" and not world.node(run).report:
+                world.end(run)
+            elif step == "cancel":
+                world.cancel(run)
+            elif step == "shutdown":
+                world.shutdown()
+        world.drain()
+        assert world.terminal_counts()[run] == 1
+        path = tmp_path / f"{'_'.join(order)}.db"
+        write(path, world)
+        with closing(SqliteJournalReader.open(path)) as reader:
+            (end,) = reader.read(node_id=run, kinds=["run_ended"])
+            folded = fold_journal(reader).state.nodes[run]
+        live = world.node(run)
+        expected = Outcome.SUCCEEDED if order[0] == "succeed" else Outcome.CANCELLED
+        assert Outcome(end.data.get("outcome", "succeeded")) is folded.outcome is live.outcome is expected
+        assert folded.cause == live.cause
