@@ -56,11 +56,12 @@ def _chosen_turns(records: Records, *, everything: bool) -> tuple[list[Node], in
     """Return the turns to show, in the order of their acceptance, and how many older ones are left out."""
     ended = records.ended_turns()
     shown = ended if everything else ended[:_RECENT]
-    turns = [turn for turn in records.state.turns.values() if not turn.is_ended]
-    for turn_id in shown:
+    turns: list[Node] = []
+    for turn_id in reversed(shown):
         turn = records.state.turns.get(turn_id) or records.older_turn(turn_id)
         if turn is not None:
             turns.append(turn)
+    turns.extend(turn for turn in records.state.turns.values() if not turn.is_ended)
     return sorted(turns, key=lambda turn: turn.accepted_at), len(ended) - len(shown)
 
 

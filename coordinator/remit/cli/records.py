@@ -46,14 +46,15 @@ class Records:
         nodes = self.state.nodes
         if text in nodes:
             return nodes[text]
+        older = [] if self.reader is None else self.reader.find_ended(text, limit=6)
+        if older and older[0][0] == text:
+            return self._past(*older[0])[0]
         found = [node for name, node in nodes.items() if name.endswith(text) or name.startswith(text)]
-        found = found or [node for node in nodes.values() if node.name and node.name == text]
+        # A name says more than a part of an id that somebody may have had long ago.
+        named = [] if found else [node for node in nodes.values() if node.name and node.name == text]
+        found = named or found + [n for name, turn in older if name not in nodes for n in self._past(name, turn)]
         if len(found) == 1:
             return found[0]
-        if not found and self.reader is not None:
-            found = [node for name, turn in self.reader.find_ended(text, limit=5) for node in self._past(name, turn)]
-            if len(found) == 1:
-                return found[0]
         if not found:
             raise NotFound(f"no turn or run {text!r} in {self.workspace}; `remit ps --all` lists them")
         names = ", ".join(node.id for node in found[:5])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from remit.coordinator.briefs import BriefSpool
 from remit.coordinator.decider import Decider
 from remit.coordinator.engine import Engine, TimerHandle
 from remit.coordinator.folding import fold_journal
+from remit.coordinator.redaction import load_redaction
 from remit.coordinator.service import CoordinatorService, ServiceOptions
 from remit.coordinator.state import WorkspaceState
 from remit.coordinator.transaction import Settings
@@ -106,7 +107,12 @@ class Life:
 
         Raises:
             JournalError: the journal cannot be opened, or belongs to another coordinator.
+            InvalidArgument: the workspace's rules of redaction do not hold.
         """
+        # Before anything is written: rules that cannot be read must not mean that nothing is hidden.
+        rules = await asyncio.to_thread(load_redaction, options.workspace)
+        if rules is not None:
+            settings = replace(settings, redaction=rules)
         if journal is None:
             journal = await asyncio.to_thread(open_journal, journal_location(options.workspace))
         reader = journal.reader()

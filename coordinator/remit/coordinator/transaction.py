@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from remit.coordinator.evolve import evolve
+from remit.coordinator.redaction import Redaction
 from remit.coordinator.state import Node, Pool, ProcessState, WorkspaceState
 from remit.core.events import Event
 from remit.core.ids import IdFactory
@@ -41,6 +42,8 @@ class Settings:
     """A bound host without runs for this long is let go."""
     kill_grace_s: float = 0.5
     """Grace of a cancel with `kill`: time for the report of what was killed."""
+    redaction: Redaction | None = None
+    """What the workspace hides, beside what is always hidden; None for nothing more."""
     keep_ended_turns: int = 200
     """Ended turns kept in memory; older ones are read from the journal."""
     keep_nodes: int = 50_000
@@ -182,6 +185,8 @@ class Transaction:
 
     def emit(self, event: Event, payload: bytes | None = None) -> None:
         """Record an event and apply it."""
+        if self.settings.redaction is not None:
+            event = self.settings.redaction.clean(event)
         evolve(self.state, event)
         self.events.append((event, payload))
 

@@ -299,7 +299,11 @@ class InProcess:
         self._down = False
         self._thread = LoopThread("remit-coordinator")
         self.engine = InProcessEngine(self, self.settings.max_result_bytes)
-        self.life: Life = self._thread.call(self._begin())
+        try:
+            self.life: Life = self._thread.call(self._begin())
+        except BaseException:
+            self._thread.close()
+            raise
 
     async def _begin(self) -> Life:
         options = ServiceOptions(
