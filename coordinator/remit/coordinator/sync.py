@@ -29,7 +29,7 @@ from remit.coordinator.views import NodeView, TreeView
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import RemitError, TurnCancelled
 from remit.core.limits import Limits
-from remit.core.messages import OpenTurn
+from remit.core.messages import DrainAnswer, OpenTurn
 from remit.core.outcome import Outcome
 from remit.locks import ClaimView
 
@@ -273,6 +273,10 @@ class Coordinator:
             ),
         )
         return SyncReceipt(receipt, self._loop)
+
+    def drain(self, node: str, reason: str = "", *, undo: bool = False) -> DrainAnswer:
+        """Move work away from a node of the cluster; see `remit.coordinator.Coordinator.drain`."""
+        return run_in_loop(self._loop, self._inner.drain(node, reason, undo=undo))
 
     def shutdown(self, reason: str = "shutdown", *, timeout_s: float = 10.0) -> bool:
         """End this workspace's coordinator; see `remit.coordinator.Coordinator.shutdown`."""
