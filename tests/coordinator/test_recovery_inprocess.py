@@ -230,7 +230,6 @@ async def test_a_host_that_does_not_answer_is_ended_and_its_runs_are_settled(tmp
         assert await run.result() == 2
 
 
-@pytest.mark.requirement("D25")
 @in_loop
 async def test_claims_are_held_and_waited_for_across_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.coordinator.turn("t") as turn:
