@@ -270,9 +270,9 @@ def second_node(environment: dict[str, str], address: str) -> Iterator[Callable[
 
     def cut() -> None:
         found = psutil.Process(node.pid).children(recursive=True) if psutil.pid_exists(node.pid) else []
-        for process in [*found, node]:
+        for pid in [*(process.pid for process in found), node.pid]:
             try:
-                os.kill(process.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         node.wait()

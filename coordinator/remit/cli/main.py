@@ -313,6 +313,24 @@ def history(
 
 
 @app.command()
+def drain(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="Node of the cluster: id (the beginning will do), name or address.")],
+    workspace: Workspace = HERE,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for people.")] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Let the node have work again.")] = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a workspace's work away from a node of the cluster; runs go on elsewhere, none ends by it."""
+    from remit.cli.connect import opener
+    from remit.cli.draining import drain as drain_node
+
+    with reported():
+        drain_node(opener(context), workspace, node, reason=reason, undo=undo, address=address, as_json=as_json)
+
+
+@app.command()
 def result(
     target: Annotated[str, typer.Argument(metavar="RUN", help="Run, or a unique part of its id.")],
     workspace: Workspace = HERE,

@@ -31,7 +31,7 @@ from remit.core.approvals import ApprovalRule
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import RemitError, TurnCancelled
 from remit.core.limits import Limits
-from remit.core.messages import OpenTurn
+from remit.core.messages import DrainAnswer, OpenTurn
 from remit.core.outcome import Outcome
 from remit.core.records import ApprovalRecord, SessionView, TurnRecord
 from remit.locks import ClaimView
@@ -308,6 +308,10 @@ class Coordinator:
             ),
         )
         return SyncReceipt(receipt, self._loop)
+
+    def drain(self, node: str, reason: str = "", *, undo: bool = False) -> DrainAnswer:
+        """Move work away from a node of the cluster; see `remit.coordinator.Coordinator.drain`."""
+        return run_in_loop(self._loop, self._inner.drain(node, reason, undo=undo))
 
     def shutdown(self, reason: str = "shutdown", *, timeout_s: float = 10.0) -> bool:
         """End this workspace's coordinator; see `remit.coordinator.Coordinator.shutdown`."""
