@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 from remit.core.cause import Cause, CauseKind
@@ -106,9 +107,11 @@ class Body(ABC):
 
     def begins_wait(self, on: tuple[str, ...], what: str) -> None:
         """Give way to others while this body waits; a turn has nothing to give."""
+        return
 
     def ends_wait(self) -> None:
         """Say that a wait is over, however it went."""
+        return
 
     def goes_on(self) -> Script:
         """Wait for one's place again; a turn has none."""
@@ -169,7 +172,7 @@ class Body(ABC):
         else:
             self._ticket += 1
             ticket = self._ticket
-            begin(lambda value=None: self._resume(ticket, value))
+            begin(partial(self._resume, ticket))
             return
         self.is_over = True
         self.ended(word, error)

@@ -86,9 +86,7 @@ class History:
         parent = event.parent_id if isinstance(event, RunAccepted) else ""
         if isinstance(event, RunAccepted):
             require(parent in self.parents, "one start", f"{name} has the unknown parent {parent}")
-            require(
-                parent not in self.causes, "nothing starts below a cancel", f"{name} was accepted below {parent}"
-            )
+            require(parent not in self.causes, "nothing starts below a cancel", f"{name} was accepted below {parent}")
             require(parent not in self.ends, "children end before parents", f"{name} was accepted after {parent}")
             if event.detached:
                 parent = ""

@@ -149,9 +149,12 @@ class Judge:
 
         def check() -> None:
             for host, body in bodies:
-                excused = life.is_over or host.is_dead or host.is_zombie or host.id in self._scene.network.dropped_orders
+                gone = life.is_over or host.is_dead or host.is_zombie
                 heard = body.is_over or body.cause is not None
-                require(excused or heard, "cancels are heard", f"{body.node_id} did not hear the cancel of {target}")
+                excused = host.id in self._scene.network.dropped_orders
+                require(
+                    gone or heard or excused, "cancels are heard", f"{body.node_id} did not hear the cancel of {target}"
+                )
 
         if bodies:
             self._scene.kernel.after(HEARD_S, check)

@@ -225,7 +225,10 @@ def _turn(chance: random.Random, index: int, clients: int) -> TurnPlan:
 
 
 _AREAS = ["w:a", "r:a", "w:a/b", "r:a/c", "w:d", "w:"]
-_VERBS = ["delegate", "delegate", "work", "work", "wait", "gather", "claim", "release", "partial", "process", "stop_child"]
+_VERBS = [
+    *("delegate", "delegate", "work", "work", "wait", "gather"),
+    *("claim", "release", "partial", "process", "stop_child"),
+]
 
 
 def _steps(chance: random.Random, name: str, *, depth: int) -> tuple[Step, ...]:

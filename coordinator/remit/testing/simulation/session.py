@@ -135,9 +135,7 @@ class Session:
         def reply(answer: Answer) -> None:
             self._network.send(COORDINATOR, self._endpoint, "answer", lambda: answered(answer))
 
-        self._network.send(
-            self._endpoint, COORDINATOR, "request", lambda: self._door.call(method, message, reply)
-        )
+        self._network.send(self._endpoint, COORDINATOR, "request", lambda: self._door.call(method, message, reply))
 
     def _answered(self, request: _Request, answer: Answer) -> None:
         if isinstance(answer.error, CoordinatorUnavailable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from remit.coordinator.decider import Decision
@@ -129,11 +130,11 @@ class Simulation:
             self.clients.append(ClientModel(self.kernel, session))
         self._begin_life()
         for turn in self.plan.turns:
-            self.kernel.at(START_S + turn.at, lambda turn=turn: self._open_turn(turn))
+            self.kernel.at(START_S + turn.at, partial(self._open_turn, turn))
         for number, cancel in enumerate(self.plan.cancels):
-            self.kernel.at(START_S + cancel.at, lambda n=number, c=cancel: self._cancel(n, c))
+            self.kernel.at(START_S + cancel.at, partial(self._cancel, number, cancel))
         for fault in self.plan.faults:
-            self.kernel.at(START_S + fault.at, lambda fault=fault: self._break(fault))
+            self.kernel.at(START_S + fault.at, partial(self._break, fault))
 
     def _session(self, endpoint: str, client_id: str, host_id: str = "") -> Session:
         return Session(self.kernel, self.network, self, endpoint=endpoint, client_id=client_id, host_id=host_id)
