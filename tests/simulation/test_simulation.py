@@ -9,9 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from remit.core.cause import CauseKind
 from remit.testing.simulation import Simulation, Violation, make_plan
+from remit.testing.simulation import plan as plans
 from remit.testing.simulation.__main__ import main
-from remit.testing.simulation.plan import Plan, RunPlan, Step, TurnPlan, all_runs
+from remit.testing.simulation.kernel import Weather
+from remit.testing.simulation.plan import Plan, RunPlan, Step, TurnPlan, all_runs, as_code
 from remit.testing.simulation.shrink import broken_rule, history_of, shrink
 from tests.simulation import mutants
 from tests.simulation.mutants import MUTANTS, SHY_MUTANTS, Mutant
@@ -143,6 +146,13 @@ def test_a_plan_made_by_hand_is_run_like_any_other() -> None:
     assert any("outcome=timed_out" in line for line in history_of(plan))
     survived = Simulation(replace(plan, hosts_survive=True)).run()
     assert survived.runs == 1
+
+
+def test_a_plan_can_be_written_down_and_made_again() -> None:
+    names = {**vars(plans), "CauseKind": CauseKind, "Weather": Weather}
+    for seed in range(20):
+        plan = make_plan(seed)
+        assert eval(as_code(plan), names) == plan
 
 
 class TestCommandLine:

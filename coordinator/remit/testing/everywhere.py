@@ -15,12 +15,11 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from remit.agents import AgentDefinition, RunContext
 from remit.agents.body import current_tasks
 from remit.coordinator.api import Coordinator
-from remit.coordinator.turn import Turn
 from remit.core.errors import InvalidArgument, TurnCancelled
 from remit.core.messages import CancelRequest, dumps
 from remit.core.outcome import Outcome
@@ -107,7 +106,8 @@ def cancel_everywhere(
     Cancellation:
         None reaches it: it runs to its end.
     """
-    if not isinstance(agent, AgentDefinition) or not agent.is_async:  # pyright: ignore[reportUnnecessaryIsInstance]
+    # A caller may pass anything at all, command agents too.
+    if not getattr(agent, "is_async", False):
         raise InvalidArgument(f"cancel_everywhere takes an agent made by @agent of an async def, not {agent!r}")
     chosen = options or EverywhereOptions()
     points = _in_thread(lambda: _try_all(agent, chosen, arguments))
@@ -240,7 +240,7 @@ class _Watched:
 def _is_cancellation(error: BaseException) -> bool:
     """Tell whether nothing but cancellations came out; a task group gathers those of its tasks."""
     if isinstance(error, BaseExceptionGroup):
-        group: BaseExceptionGroup[BaseException] = error
+        group = cast("BaseExceptionGroup[BaseException]", error)
         return all(_is_cancellation(inner) for inner in group.exceptions)
     return isinstance(error, (asyncio.CancelledError, TurnCancelled))
 
@@ -280,18 +280,20 @@ class _Trial:
         """Cancel it at one await; return None if it ends before it comes to that."""
         with self._probe(number) as name:
             probe = _probes[name]
-            async with self.coordinator.turn(f"await {number}", grace_s=self.options.grace_s) as turn:
-                run_id = await self._one(turn, name)
+            run_id = await self._one(number, name)
             if not probe.is_cancelled:
                 return None
             problems = [*probe.problems, *await self._left_behind(run_id)]
             return AwaitPoint(number, probe.where, tuple(dict.fromkeys(problems)))
 
-    async def _one(self, turn: Turn, name: str) -> str:
-        run = await turn.delegate(self._agent(), remit_probe=name, **self.arguments)
-        # By then a host that would not stop has been dealt with by force.
-        await run.wait(self.options.limit_s + 2 * self.options.grace_s)
-        return run.id
+    async def _one(self, number: int, name: str) -> str:
+        run_id = ""
+        async with self.coordinator.turn(f"await {number}", grace_s=self.options.grace_s) as turn:
+            run = await turn.delegate(self._agent(), remit_probe=name, **self.arguments)
+            run_id = run.id
+            # By then a host that would not stop has been dealt with by force.
+            await run.wait(self.options.limit_s + 2 * self.options.grace_s)
+        return run_id
 
     async def _left_behind(self, run_id: str) -> list[str]:
         problems: list[str] = []

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from remit.testing.simulation.plan import make_plan
+from remit.testing.simulation.plan import as_code, make_plan
 from remit.testing.simulation.shrink import broken_rule, history_of, shrink
 from remit.testing.simulation.violation import Violation
 from remit.testing.simulation.world import Simulation, Summary
@@ -106,8 +106,8 @@ def _tell_violation(seed: int, violation: Violation, say: Say, *, shrinks: bool)
         say(f"({left_out} earlier lines left out)")
     for line in lines[-_SHOWN_LINES:]:
         say(line)
-    say(f"plan: {plan}")
-    say(f"again: python -m remit.testing.simulation --first {seed}")
+    say(f"plan: {as_code(plan)}")
+    say(f"again, as it was: python -m remit.testing.simulation --first {seed}")
 
 
 def _verdict(first: int, done: list[Summary], seconds: float) -> str:

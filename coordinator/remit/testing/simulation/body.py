@@ -1,16 +1,11 @@
-"""Bodies of turns and runs, as models: they do the steps of a plan and keep the rules of `remit.agents`.
-
-A body is a generator that yields what it waits for. Whoever drives it throws `Stopped` into
-it when its signal is set, at the wait that it is in, as a task scope does.
-"""
+"""Bodies of turns and runs, as models: they do the steps of a plan and keep the rules of `remit.agents`."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
-from remit.core.cause import Cause, CauseKind
+from remit.core.cause import CauseKind
 from remit.core.limits import Limits
 from remit.core.messages import (
     AskClaim,
@@ -26,26 +21,10 @@ from remit.core.outcome import Outcome
 from remit.locks import Area, Mode
 from remit.testing.simulation.kernel import Kernel
 from remit.testing.simulation.plan import RunPlan, Step
+from remit.testing.simulation.script import Failed, Script, Scripted, Stopped, Wait
 from remit.testing.simulation.session import Answer, Session
 
-__all__ = ["Body", "Failed", "Stopped", "Wait", "areas_of"]
-
-Wait = Callable[[Callable[[Any], None]], None]
-"""Begins a wait and is given what to call, with the result, when it is over."""
-
-Script = Generator[Wait, Any, None]
-
-
-class Stopped(Exception):
-    """The signal of this body is set."""
-
-
-class Failed(Exception):
-    """A step did not work; the body raises."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        super().__init__(str(error))
-        self.error = error
+__all__ = ["Body", "areas_of"]
 
 
 def areas_of(texts: Sequence[str]) -> tuple[dict[str, Any], ...]:
@@ -53,7 +32,7 @@ def areas_of(texts: Sequence[str]) -> tuple[dict[str, Any], ...]:
     return tuple(Area(Mode.WRITE if text[0] == "w" else Mode.READ, text[2:]).to_dict() for text in texts)
 
 
-class Body(ABC):
+class Body(Scripted):
     """One turn, or one attempt of a run, at work.
 
     Args:
@@ -77,38 +56,27 @@ class Body(ABC):
         unwind_s: float,
         deaf: bool,
     ) -> None:
-        self.node_id = node_id
+        super().__init__(kernel, node_id, deaf=deaf)
         self.attempt = attempt
-        self.cause: Cause | None = None
-        self.holds: dict[str, tuple[str, ...]] = {}
-        """Claims that this body believes to hold, and their areas."""
         self.accepted_runs: list[str] = []
         """Runs that this body was told are accepted."""
         self.told: dict[str, Outcome] = {}
         """Runs whose end this body was told of."""
-        self.is_over = False
-        self._kernel = kernel
         self._session = session
         self._steps = steps
         self._unwind_s = unwind_s
-        self._deaf = deaf
         self._children: dict[str, Outcome | None] = {}
         self._claimed = 0
-        self._woken: Callable[[Any], None] | None = None
-        self._ticket = 0
-        self._script: Generator[Wait, Any, str] = self._life()
 
     # -- what differs between turns and runs ---------------------------------------
 
-    @abstractmethod
-    def ended(self, word: str, error: BaseException | None) -> None:
-        """Say how this body ended: `returned`, `raised`, `cancelled`, `stray`."""
-
     def begins_wait(self, on: tuple[str, ...], what: str) -> None:
         """Give way to others while this body waits; a turn has nothing to give."""
+        return
 
     def ends_wait(self) -> None:
         """Say that a wait is over, however it went."""
+        return
 
     def goes_on(self) -> Script:
         """Wait for one's place again; a turn has none."""
@@ -126,56 +94,8 @@ class Body(ABC):
         """Return how this body ends if nothing stops it."""
         return "returned"
 
-    # -- driving -------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """Do everything up to the first wait."""
-        self._advance(lambda: next(self._script))
-
-    def stop(self, cause: Cause) -> None:
-        """Set the signal; the first cause stays."""
-        if self.cause is not None or self.is_over:
-            return
-        self.cause = cause
-        if not self._deaf:
-            self._ticket += 1
-            # As a delivery: in a callback of its own, never inside a step.
-            self._kernel.after(0.0, lambda: self._throw(self._ticket))
-
-    def vanish(self) -> None:
-        """Be gone, with the process that this body is in."""
-        self.is_over = True
-        self._ticket += 1
-        self.holds.clear()
-        self._script.close()
-
-    def _throw(self, ticket: int) -> None:
-        if not self.is_over and ticket == self._ticket:
-            self._advance(lambda: self._script.throw(Stopped()))
-
-    def _resume(self, ticket: int, value: Any) -> None:
-        if not self.is_over and ticket == self._ticket:
-            self._advance(lambda: self._script.send(value))
-
-    def _advance(self, move: Callable[[], Wait]) -> None:
-        error: BaseException | None = None
-        word = ""
-        try:
-            begin = move()
-        except StopIteration as done:
-            word = str(done.value)
-        except Failed as failed:
-            word, error = "raised", failed.error
-        else:
-            self._ticket += 1
-            ticket = self._ticket
-            begin(lambda value=None: self._resume(ticket, value))
-            return
-        self.is_over = True
-        self.ended(word, error)
-        self.holds.clear()
-
-    def _life(self) -> Generator[Wait, Any, str]:
+    def life(self) -> Generator[Wait, Any, str]:
+        """Do the steps; clean up if the signal is set on the way."""
         try:
             yield self.pause(0.0)
             for step in self._steps:
@@ -187,14 +107,10 @@ class Body(ABC):
             return "cancelled"
         return self.ending()
 
-    def pause(self, seconds: float) -> Wait:
-        """Return a wait of that many seconds."""
-        return lambda done: _ignore(self._kernel.after(seconds, lambda: done(None)))
-
     # -- steps ---------------------------------------------------------------------
 
     def _do(self, step: Step) -> Script:
-        if self.cause is not None and not self._deaf:
+        if self.must_stop():
             raise Stopped
         match step.verb:
             case "work":
@@ -258,20 +174,6 @@ class Body(ABC):
             self.wake()
 
         self._session.track(run_id, told)
-
-    def wake(self, word: str = "") -> None:
-        """Let a body look again at what it waits for; `refused` fails the wait."""
-        woken, self._woken = self._woken, None
-        if woken is not None:
-            self._kernel.after(0.0, lambda: woken(word))
-
-    def woken_up(self) -> Wait:
-        """Return the wait for the next `wake`."""
-
-        def begin(done: Callable[[Any], None]) -> None:
-            self._woken = done
-
-        return begin
 
     def _open(self) -> tuple[str, ...]:
         return tuple(name for name, outcome in self._children.items() if outcome is None)
@@ -376,7 +278,3 @@ def _request(ids: dict[str, str], run: RunPlan) -> RunRequest:
         limits=Limits(max_concurrent=run.max_concurrent) if run.max_concurrent else None,
         claims=areas_of(run.claims),
     )
-
-
-def _ignore(value: object) -> None:
-    """Drop a value that a wait has no use for."""

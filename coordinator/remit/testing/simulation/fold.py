@@ -19,9 +19,8 @@ _NOT_FOLDED = {"parked", "state", "live_children", "dependents"}
 """Waiting rooms, and what is compared apart: see invariant 5 of `remit.coordinator.state`."""
 
 _FOLDED = attrgetter(*(name for name in Node.__slots__ if name not in _NOT_FOLDED))
-_WHOLE = attrgetter(
-    "epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "awaited", "live_runs", "live_turns"
-)
+_PARTS = ("epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "awaited", "live_runs", "live_turns")
+_WHOLE = attrgetter(*_PARTS)
 
 _RULE = "the fold equals the state"
 
@@ -60,9 +59,8 @@ class Shadow:
         """
         folded = self.state
         if _WHOLE(live) != _WHOLE(folded):
-            names = ("epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "awaited")
-            wrong = [name for name in names if getattr(live, name) != getattr(folded, name)]
-            require(False, _RULE, f"{', '.join(wrong) or 'counts of live nodes'} differ")
+            wrong = [name for name in _PARTS if getattr(live, name) != getattr(folded, name)]
+            require(False, _RULE, f"{', '.join(wrong)} differ")
         if not (live.locks.is_idle and folded.locks.is_idle):
             require(live.locks.to_dict() == folded.locks.to_dict(), _RULE, "claims differ")
         for request_id, cancel in live.cancels.items():

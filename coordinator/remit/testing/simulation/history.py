@@ -29,7 +29,7 @@ from remit.core.events import (
 from remit.core.outcome import Outcome
 from remit.testing.simulation.violation import require
 
-__all__ = ["History"]
+__all__ = ["History", "describe"]
 
 _AFTER_THE_END = {"delegation_refused", "cancel_quiet", "claim_changed"}
 """About the request or the claims of a node, not about its work: these may follow its end."""
@@ -179,6 +179,22 @@ class History:
                 )
             case _:
                 require(event.cause is None, rule, f"{name} is {event.outcome} and has the cause {event.cause}")
+
+
+def describe(event: Event) -> str:
+    """Return what a reader wants to know of an event, in a few words."""
+    words: list[str] = []
+    for name in ("attempt", "host_id", "outcome", "report", "code", "step"):
+        value = getattr(event, name, None)
+        if value not in (None, ""):
+            words.append(f"{name}={value}")
+    cause = getattr(event, "cause", None)
+    if cause is not None:
+        words.append(f"cause={cause.kind}@{cause.origin}")
+    change = getattr(event, "change", None)
+    if change is not None:
+        words.append(str(change.get("event", "")))
+    return " ".join(words)
 
 
 _HANDLERS: dict[type[Event], Callable[[History, Any], None]] = {

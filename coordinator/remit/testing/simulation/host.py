@@ -23,10 +23,11 @@ from remit.core.messages import (
     StartItem,
     WaitRefused,
 )
-from remit.testing.simulation.body import Body, Script
+from remit.testing.simulation.body import Body
 from remit.testing.simulation.keepers import MACHINE, Keepers, ToolProcess
 from remit.testing.simulation.kernel import Kernel
 from remit.testing.simulation.plan import RunPlan, Step
+from remit.testing.simulation.script import Script
 from remit.testing.simulation.session import Answer, Session
 
 __all__ = ["HostModel", "RunBody"]

@@ -25,6 +25,9 @@ __all__ = ["Judge", "Scene"]
 HEARD_S = 2.5
 """A cancel that is durable has reached every body below it after this time: longer than the slowest message."""
 
+CANCEL_S = 60.0
+"""How long an accepted cancel may take to become quiet: lost orders, graces, hosts that are killed."""
+
 
 class Scene(Protocol):
     """What a judge looks at."""
@@ -91,7 +94,7 @@ class Judge:
             return
         for host in self._scene.hosts.values():
             # Of a host that is lost from sight, or about to be ended, nobody can say more.
-            if host.id in life.links and not host.is_zombie and event.node_id in host.inventory():
+            if host.id in life.dispatch.links and not host.is_zombie and event.node_id in host.inventory():
                 known = life.state.hosts.get(host.id)
                 killed = known is None or known.killed
                 require(killed, "an end is proven", f"{event.node_id} ended while its body works on {host.id}")
@@ -142,21 +145,46 @@ class Judge:
         bodies = [
             (host, body)
             for host in self._scene.hosts.values()
-            if not host.is_zombie and host.id in life.links
+            if not host.is_zombie and host.id in life.dispatch.links
             for body in host.bodies.values()
             if target in body.above
         ]
 
         def check() -> None:
             for host, body in bodies:
-                excused = (
-                    life.is_over or host.is_dead or host.is_zombie or host.id in self._scene.network.dropped_orders
-                )
+                gone = life.is_over or host.is_dead or host.is_zombie
                 heard = body.is_over or body.cause is not None
-                require(excused or heard, "cancels are heard", f"{body.node_id} did not hear the cancel of {target}")
+                excused = host.id in self._scene.network.dropped_orders
+                require(
+                    gone or heard or excused, "cancels are heard", f"{body.node_id} did not hear the cancel of {target}"
+                )
 
         if bodies:
             self._scene.kernel.after(HEARD_S, check)
+
+    # -- when it has been calm -----------------------------------------------------
+
+    def calm_for_long(self, *, is_finite: bool) -> None:
+        """Look whether all that should have ended has, long after the last fault.
+
+        Args:
+            is_finite: whether every body ends by itself.
+
+        Raises:
+            Violation: a cancel is not quiet, or something goes on.
+        """
+        life = self._scene.life
+        assert life is not None
+        long_ago = self._scene.kernel.now - CANCEL_S
+        for request_id in (name for names in life.state.open_cancels.values() for name in names):
+            asked = life.state.cancels[request_id].at
+            require(asked > long_ago, "cancels become quiet", f"{request_id} is not quiet after {CANCEL_S:g} s")
+        # Somebody may wait for a claim that only a person can free.
+        is_blocked = any(view.state is ClaimState.QUARANTINED for view in life.state.locks.claims())
+        if is_finite and not is_blocked:
+            live = [node for node in life.state.nodes.values() if not node.is_ended]
+            named = ", ".join(f"{node.id} is {node.state}" for node in live)
+            require(not live, "everything ends", f"long after the last fault: {named}")
 
     # -- at the end ----------------------------------------------------------------
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from typing import cast
 
 from remit.core.cause import CauseKind
 from remit.testing.simulation.kernel import Weather
 
-__all__ = ["CancelPlan", "FaultPlan", "Plan", "RunPlan", "Step", "TurnPlan", "all_runs", "make_plan"]
+__all__ = ["CancelPlan", "FaultPlan", "Plan", "RunPlan", "Step", "TurnPlan", "all_runs", "as_code", "make_plan"]
 
 STORM_S = 20.0
 """Seconds in which cancels and faults happen; afterwards all is calm."""
@@ -148,6 +149,24 @@ def all_runs(plan: Plan) -> Iterator[RunPlan]:
         waiting.extend(below for step in run.steps for below in step.runs)
 
 
+def as_code(value: object) -> str:
+    """Return a plan, or a part of one, as the Python expression that makes it; defaults are left out."""
+    if isinstance(value, tuple):
+        items = [as_code(item) for item in cast("tuple[object, ...]", value)]
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if isinstance(value, CauseKind):
+        return str(f"CauseKind.{value.name}")
+    if not is_dataclass(value):
+        return repr(value)
+    given: list[str] = []
+    for each in fields(value):
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        found = getattr(value, each.name)
+        if found != default:
+            given.append(f"{each.name}={as_code(found)}")
+    return f"{type(value).__name__}({', '.join(given)})"
+
+
 def make_plan(seed: int) -> Plan:
     """Return the plan of a seed.
 
@@ -226,17 +245,8 @@ def _turn(chance: random.Random, index: int, clients: int) -> TurnPlan:
 
 _AREAS = ["w:a", "r:a", "w:a/b", "r:a/c", "w:d", "w:"]
 _VERBS = [
-    "delegate",
-    "delegate",
-    "work",
-    "work",
-    "wait",
-    "gather",
-    "claim",
-    "release",
-    "partial",
-    "process",
-    "stop_child",
+    *("delegate", "delegate", "work", "work", "wait", "gather"),
+    *("claim", "release", "partial", "process", "stop_child"),
 ]
 
 

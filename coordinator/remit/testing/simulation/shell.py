@@ -13,32 +13,28 @@ from typing import Any, Protocol
 
 from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.evolve import evolve
-from remit.coordinator.state import Node, WorkspaceState
+from remit.coordinator.state import WorkspaceState
 from remit.coordinator.transaction import Effects, Settings
 from remit.core.errors import CoordinatorUnavailable, NotFound
 from remit.core.events import encode_event
 from remit.core.ids import IdFactory
 from remit.core.messages import (
-    CancelOrder,
-    ClaimNotice,
     DelegateRequest,
-    EndedNotice,
     Notice,
     OpenClient,
     OpenTurn,
     ReportBatch,
-    ResumeOrder,
-    StartItem,
     TurnCancelledNotice,
     TurnStartedNotice,
-    WaitRefused,
 )
 from remit.journal import JournalRecord
 from remit.testing.simulation.disk import Disk
+from remit.testing.simulation.dispatch import DispatchModel, end_of
+from remit.testing.simulation.engine import EngineModel
 from remit.testing.simulation.host import HostModel
 from remit.testing.simulation.kernel import Event, Kernel, Network
 from remit.testing.simulation.mailbox import MailboxModel
-from remit.testing.simulation.session import COORDINATOR, Answer, Reply
+from remit.testing.simulation.session import Answer, Reply
 
 __all__ = ["CoordinatorModel", "Surroundings"]
 
@@ -46,23 +42,11 @@ HOUSEKEEPING_S = 1.0
 
 
 class Surroundings(Protocol):
-    """What a life acts upon, and who looks on."""
+    """What a life is surrounded by, and who looks on."""
 
     kernel: Kernel
     network: Network
     disk: Disk
-
-    def spawn(self, life: CoordinatorModel, host_id: str) -> None:
-        """Start a host, or fail to."""
-        ...
-
-    def kill(self, host_id: str) -> None:
-        """End a host without asking it."""
-        ...
-
-    def sweep(self, life: CoordinatorModel, run_id: str, pid: int) -> None:
-        """End a process that a dead host has left."""
-        ...
 
     def decided(self, decision: Decision) -> None:
         """Look at a decision, before it is durable."""
@@ -89,24 +73,25 @@ class CoordinatorModel:
     """One life: from the fold of what was durable to its crash or its closing.
 
     Args:
-        around: network, disk and engine.
+        around: clock, network and disk, and who looks on.
         settings: the workspace's numbers.
         ids: where ids come from.
+        engine: starts and ends hosts.
     """
 
-    def __init__(self, around: Surroundings, settings: Settings, ids: IdFactory) -> None:
+    def __init__(self, around: Surroundings, settings: Settings, ids: IdFactory, engine: EngineModel) -> None:
         self._around = around
+        self._engine = engine
         self._kernel = around.kernel
         state = WorkspaceState()
         for event in around.disk.events():
             evolve(state, event)
         self.state = state
         self.decider = Decider(settings=settings, ids=ids, state=state)
-        self.links: dict[str, HostModel] = {}
         self.is_over = False
         self._clients = MailboxModel(self._kernel)
+        self.dispatch = DispatchModel(state, around.network, self._clients, engine)
         self._commits: deque[_Commit] = deque()
-        self._briefed: set[str] = set()
         self._report_seq: dict[str, int] = {}
         self._timer: Event | None = None
         self._timer_due: float | None = None
@@ -121,8 +106,6 @@ class CoordinatorModel:
             "cancel": lambda m, reply: self.commit(self.decider.cancel(m, self._kernel.now), reply),
             "claim": lambda m, reply: self.commit(self.decider.ask_claim(m, self._kernel.now), reply),
             "give_up_claim": lambda m, reply: self.commit(self.decider.give_up_claim(m, self._kernel.now), reply),
-            "clear_claims": lambda m, reply: self.commit(self.decider.clear_claims(m, self._kernel.now), reply),
-            "shutdown": lambda m, reply: self.commit(self.decider.shutdown(m, self._kernel.now), reply),
         }
 
     @property
@@ -167,7 +150,7 @@ class CoordinatorModel:
         self._apply(commit.decision, commit.reply)
 
     def _apply(self, decision: Decision, reply: Reply | None) -> None:
-        self._act(decision.effects)
+        self.dispatch.act(decision.effects)
         if reply is not None:
             reply(Answer(decision.claim or decision.answer, decision.error))
         self._arm()
@@ -196,80 +179,8 @@ class CoordinatorModel:
         self.commit(self.decider.tick(self._kernel.now))
         if not self._commits:
             # What follows from a decision that is not durable yet may need what would be forgotten.
-            self._briefed.difference_update(self.decider.prune())
+            self.dispatch.forget(self.decider.prune())
         self._kernel.after(HOUSEKEEPING_S, self._keep_house)
-
-    # -- effects -------------------------------------------------------------------
-
-    def _act(self, effects: Effects) -> None:
-        """Carry out what a decision asked for. Cancels go before starts."""
-        for host_id, cancels in effects.cancels.items():
-            self._order(host_id, tuple(cancels))
-        for host_id, refusals in effects.wait_refusals.items():
-            self._order(host_id, tuple(WaitRefused(*refusal) for refusal in refusals))
-        for host_id, run_ids in effects.resumes.items():
-            self._order(host_id, tuple(ResumeOrder(run_id) for run_id in run_ids))
-        for host_id, run_ids in effects.starts.items():
-            self._start(host_id, run_ids)
-        for host_id in effects.spawn:
-            self._around.spawn(self, host_id)
-        for run_id, process in effects.sweep:
-            self._around.sweep(self, run_id, process.pid)
-        for host_id, _ in effects.kill:
-            self._around.kill(host_id)
-        self._notify(effects)
-
-    def _order(self, host_id: str, orders: tuple[CancelOrder | ResumeOrder | WaitRefused, ...]) -> None:
-        host = self.links.get(host_id)
-        if host is not None:
-            # Cancels are safe to lose: whoever does not hear one is stopped by force.
-            exact = not isinstance(orders[0], CancelOrder)
-            kind = "answer to a wait" if exact else "order"
-            self._around.network.send(COORDINATOR, host_id, kind, lambda: host.control(orders), exact=exact)
-
-    def _start(self, host_id: str, run_ids: list[str]) -> None:
-        host = self.links.get(host_id)
-        nodes = [self.state.nodes.get(run_id) for run_id in run_ids]
-        items = [self._item(n) for n in nodes if n is not None and not n.is_ended and n.id in self._briefed]
-        if host is not None and items:
-            self._around.network.send(COORDINATOR, host_id, "start", lambda: host.start(items), exact=True)
-
-    def _item(self, node: Node) -> StartItem:
-        return StartItem(
-            run_id=node.id,
-            attempt=node.attempt,
-            turn_id=node.turn_id,
-            session_id=node.session_id,
-            path=tuple(ancestor.id for ancestor in reversed(self.state.ancestors(node))),
-            agent_key="agent",
-            agent_name=node.agent,
-            name=node.name,
-            depth=node.depth,
-            arguments=b"",
-            cause=node.cause,
-        )
-
-    def _notify(self, effects: Effects) -> None:
-        for owner_id, notice in effects.claims:
-            self._tell_owner(owner_id, notice)
-        for turn_id in effects.turn_started:
-            turn = self.state.nodes[turn_id]
-            self._clients.post(turn.client_id, TurnStartedNotice(turn_id))
-        for turn_id in effects.turn_cancelled:
-            turn = self.state.nodes[turn_id]
-            if turn.cause is not None:
-                self._clients.post(turn.client_id, TurnCancelledNotice(turn_id, turn.cause))
-        for node_id in effects.ended:
-            node = self.state.nodes.get(node_id)
-            if node is not None:
-                self._briefed.discard(node_id)
-                self._clients.post_end(node.client_id, _end_of(node))
-
-    def _tell_owner(self, owner_id: str, notice: ClaimNotice) -> None:
-        owner = self.state.nodes.get(owner_id)
-        if owner is not None:
-            client_id = owner.client_id if owner.is_turn else self._clients.of_host(owner.host_id)
-            self._clients.post(client_id, notice)
 
     # -- hosts ---------------------------------------------------------------------
 
@@ -277,9 +188,9 @@ class CoordinatorModel:
         """A host that was asked for answers; one that nobody wants any more is ended."""
         if self.is_over:
             return
-        self.links[host.id] = host
+        self.dispatch.links[host.id] = host
         if host.id not in self.state.hosts:
-            self._around.kill(host.id)
+            self._engine.kill(host.id)
         else:
             self.commit(self.decider.host_ready(host.id, 1, "machine", self._kernel.now))
 
@@ -287,7 +198,7 @@ class CoordinatorModel:
         """A host died, was killed, or could not be started."""
         if self.is_over:
             return
-        self.links.pop(host_id, None)
+        self.dispatch.links.pop(host_id, None)
         self._report_seq.pop(host_id, None)
         self._clients.drop(self._clients.of_host(host_id))
         self.commit(self.decider.host_gone(host_id, reason, self._kernel.now))
@@ -326,10 +237,10 @@ class CoordinatorModel:
         if not self._is_known(request.client_id, reply):
             return
         fresh = [run.run_id for run in request.runs if run.run_id not in self.state.nodes]
-        self._briefed.update(fresh)
+        self.dispatch.remember(fresh)
         decision = self.decider.delegate(request, self._kernel.now)
         if decision.error is not None:
-            self._briefed.difference_update(fresh)
+            self.dispatch.forget(fresh)
         self.commit(decision, reply)
 
     def _report(self, batch: ReportBatch, reply: Reply) -> None:
@@ -348,7 +259,7 @@ class CoordinatorModel:
                 reply(Answer(error=NotFound(f"no turn or run {name!r}")))
                 return
             if node.is_ended:
-                missed.append(_end_of(node))
+                missed.append(end_of(node))
                 continue
             self._clients.watch(client_id, name)
             if node.is_turn and node.started_at is not None:
@@ -360,8 +271,3 @@ class CoordinatorModel:
     def _when_all_durable(self, act: Callable[[], None]) -> None:
         """Do something when everything decided so far is on the disk."""
         self.commit(Decision([], Effects()), lambda _: act())
-
-
-def _end_of(node: Node) -> EndedNotice:
-    assert node.outcome is not None
-    return EndedNotice(node.id, node.outcome, cause=node.cause, unconfirmed=node.unconfirmed, attempt=node.attempt)

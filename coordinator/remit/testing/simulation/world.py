@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from remit.coordinator.decider import Decision
-from remit.coordinator.state import NodeState
 from remit.coordinator.transaction import Settings
 from remit.core.errors import JournalError
 from remit.core.ids import IdFactory
 from remit.core.messages import CancelRequest
-from remit.locks import ClaimState
 from remit.testing.simulation.client import ClientModel
 from remit.testing.simulation.disk import Disk
+from remit.testing.simulation.engine import EngineModel
+from remit.testing.simulation.history import describe
 from remit.testing.simulation.host import HostModel
 from remit.testing.simulation.judge import Judge
 from remit.testing.simulation.keepers import Keepers
@@ -32,8 +33,6 @@ _T = TypeVar("_T")
 RESTART_S = 0.3
 PATIENCE_S = 240.0
 """How long all may take to end by itself once it is calm: longest chain of work, graces and leases."""
-CANCEL_S = 60.0
-"""How long an accepted cancel may take to become quiet: lost orders, graces, hosts that are killed."""
 LAST_PATIENCE_S = 90.0
 """How long it may take once everything has been cancelled."""
 
@@ -70,7 +69,6 @@ class Simulation:
         self.network = Network(self.kernel, self._dice, plan.weather, self._calm_at)
         self.disk = Disk(self.kernel, self._dice)
         self.keepers = Keepers(self.kernel, self._dice, self._calm_at)
-        self.hosts: dict[str, HostModel] = {}
         self.clients: list[ClientModel] = []
         self.life: CoordinatorModel | None = None
         self._settings = Settings(
@@ -82,6 +80,15 @@ class Simulation:
         bits = random.Random(plan.seed).getrandbits
         self._ids = IdFactory(lambda: int(self.kernel.now * 1000), bits)
         self._runs = {run.name: run for run in all_runs(plan)}
+        self._engine = EngineModel(
+            self.kernel,
+            self._dice,
+            self.keepers,
+            self._make_host,
+            spawn_failure=plan.spawn_failure,
+            calm_at=self._calm_at,
+        )
+        self.hosts = self._engine.hosts
         self.judge = Judge(self, self._settings)
 
     # -- the whole -----------------------------------------------------------------
@@ -106,7 +113,7 @@ class Simulation:
         # What never ends by itself is waited for no longer than a cancel may take.
         patience_s = PATIENCE_S if self.plan.is_finite else LAST_PATIENCE_S
         self.kernel.run(self._calm_at + patience_s, self._is_quiet)
-        self._check_patience()
+        self.judge.calm_for_long(is_finite=self.plan.is_finite)
         self._cancel_all()
         self.kernel.run(self.kernel.now + LAST_PATIENCE_S, self._is_quiet)
         self._clear_claims()
@@ -129,14 +136,18 @@ class Simulation:
             self.clients.append(ClientModel(self.kernel, session))
         self._begin_life()
         for turn in self.plan.turns:
-            self.kernel.at(START_S + turn.at, lambda turn=turn: self._open_turn(turn))
+            self.kernel.at(START_S + turn.at, partial(self._open_turn, turn))
         for number, cancel in enumerate(self.plan.cancels):
-            self.kernel.at(START_S + cancel.at, lambda n=number, c=cancel: self._cancel(n, c))
+            self.kernel.at(START_S + cancel.at, partial(self._cancel, number, cancel))
         for fault in self.plan.faults:
-            self.kernel.at(START_S + fault.at, lambda fault=fault: self._break(fault))
+            self.kernel.at(START_S + fault.at, partial(self._break, fault))
 
     def _session(self, endpoint: str, client_id: str, host_id: str = "") -> Session:
         return Session(self.kernel, self.network, self, endpoint=endpoint, client_id=client_id, host_id=host_id)
+
+    def _make_host(self, host_id: str) -> HostModel:
+        session = self._session(host_id, f"client_of_{host_id}", host_id)
+        return HostModel(host_id, self.kernel, session, self.keepers, self._runs)
 
     def _calm_down(self) -> None:
         self.note("calm: no more faults")
@@ -156,23 +167,6 @@ class Simulation:
             and not life.is_writing
             and all(client.session.is_idle for client in self.clients)
         )
-
-    def _check_patience(self) -> None:
-        life = self.life
-        assert life is not None
-        long_ago = self.kernel.now - CANCEL_S
-        for request_id in (name for names in life.state.open_cancels.values() for name in names):
-            asked = life.state.cancels[request_id].at
-            require(asked > long_ago, "cancels become quiet", f"{request_id} is not quiet after {CANCEL_S:g} s")
-        if self.plan.is_finite and not self._is_stuck_by_quarantine():
-            live = [n for n in life.state.nodes.values() if n.state is not NodeState.ENDED]
-            named = ", ".join(f"{n.id} is {n.state}" for n in live)
-            require(not live, "everything ends", f"after {PATIENCE_S:g} s of calm: {named}")
-
-    def _is_stuck_by_quarantine(self) -> bool:
-        """Tell whether somebody waits for a claim that only a person can free."""
-        assert self.life is not None
-        return any(view.state is ClaimState.QUARANTINED for view in self.life.state.locks.claims())
 
     def _cancel_all(self) -> None:
         life = self.life
@@ -233,17 +227,15 @@ class Simulation:
                 raise ValueError(f"no fault of the kind {fault.kind!r}")
 
     def _break_host(self, fault: FaultPlan) -> None:
-        alive = [host for host in self.hosts.values() if not host.is_dead and not host.is_zombie]
+        alive = self._engine.alive()
         if not alive:
             return
-        # One that has something to lose, if there is one.
-        host = _pick([host for host in alive if host.bodies] or alive, fault.pick)
+        host = _pick(alive, fault.pick)
+        self.note(f"{host.id} {'crashes' if fault.kind == 'host' else 'is taken for dead'}")
         if fault.kind == "host":
-            host.die(lambda: self._host_died(host.id, "it crashed"))
-            return
-        host.is_zombie = True
-        self._host_died(host.id, "it is taken for dead")
-        self.kernel.after(fault.seconds, host.die)
+            self._engine.crash(host)
+        else:
+            self._engine.disown(host, fault.seconds)
 
     def _crash(self, seconds: float) -> None:
         """End the coordinator at once; its hosts end with it unless they survive."""
@@ -255,10 +247,9 @@ class Simulation:
         self._bury(seconds)
 
     def _bury(self, seconds: float) -> None:
-        self.life = None
+        self.life = self._engine.life = None
         if not self.plan.hosts_survive:
-            for host in self.hosts.values():
-                host.die()
+            self._engine.end_all()
         self.kernel.after(RESTART_S + seconds, self._begin_life)
 
     def _close(self) -> None:
@@ -273,8 +264,7 @@ class Simulation:
                 return
             life.end()
             self.disk.close()
-            for host in self.hosts.values():
-                host.die()
+            self._engine.end_all()
             self._bury(0.0)
 
         self.kernel.after(5.0, closed)
@@ -289,7 +279,7 @@ class Simulation:
             return
         self.note(f"the coordinator begins its life number {self.disk.epoch}")
         self.judge.new_life(self.disk.events())
-        self.life = CoordinatorModel(self, self._settings, self._ids)
+        self.life = self._engine.life = CoordinatorModel(self, self._settings, self._ids, self._engine)
         self.life.start()
 
     # -- for the coordinator -------------------------------------------------------
@@ -298,43 +288,6 @@ class Simulation:
         """Pass a request on to the life that serves; without one nobody answers."""
         if self.life is not None:
             self.life.call(method, message, reply)
-
-    def spawn(self, life: CoordinatorModel, host_id: str) -> None:
-        """Start a host, or fail to."""
-        delay = self._dice.between(0.05, 0.6, "spawn", host_id)
-        if self.kernel.now < self._calm_at and self._dice.chance(self.plan.spawn_failure, "spawn fails", host_id):
-            self.kernel.after(delay, lambda: life.host_gone(host_id, "it did not start"))
-            return
-
-        def ready() -> None:
-            if life.is_over:
-                return
-            session = self._session(host_id, f"client_of_{host_id}", host_id)
-            host = self.hosts[host_id] = HostModel(host_id, self.kernel, session, self.keepers, self._runs)
-            life.host_ready(host)
-
-        self.kernel.after(delay, ready)
-
-    def kill(self, host_id: str) -> None:
-        """End a host without asking it."""
-        host = self.hosts.get(host_id)
-        if host is None:
-            # It had not started yet, or its death is known already.
-            return
-        delay = self._dice.between(0.005, 0.1, "kill", host_id)
-        self.kernel.after(delay, lambda: host.die(lambda: self._host_died(host_id, "killed")))
-
-    def _host_died(self, host_id: str, reason: str) -> None:
-        """Let the coordinator find out: its parked call to the host ends."""
-        self.note(f"{host_id} is gone: {reason}")
-        life = self.life
-        if life is not None:
-            delay = self._dice.between(0.005, 0.05, "death", host_id)
-            self.kernel.after(delay, lambda: life.host_gone(host_id, reason))
-
-    def sweep(self, life: CoordinatorModel, run_id: str, pid: int) -> None:
-        """End a process that a dead host has left."""
-        self.keepers.sweep(pid, lambda gone: life.swept(run_id, pid, gone=gone))
 
     def journal_failed(self, life: CoordinatorModel, error: BaseException) -> None:
         """End a life whose state is ahead of the truth."""
@@ -350,7 +303,7 @@ class Simulation:
         """Look at a decision, before it is durable."""
         if self._note is not None:
             for event, _ in decision.events:
-                self.note(f"  {event.kind} {event.node_id} {_details(event)}".rstrip())
+                self.note(f"  {event.kind} {event.node_id} {describe(event)}".rstrip())
         assert self.life is not None
         self.judge.decided(self.life, decision)
 
@@ -367,19 +320,3 @@ class Simulation:
 
 def _pick(items: Sequence[_T], share: float) -> _T:
     return items[min(int(share * len(items)), len(items) - 1)]
-
-
-def _details(event: Any) -> str:
-    """Return what a reader wants to know of an event, in a few words."""
-    words: list[str] = []
-    for name in ("attempt", "host_id", "outcome", "report", "code", "step"):
-        value = getattr(event, name, None)
-        if value not in (None, ""):
-            words.append(f"{name}={value}")
-    cause = getattr(event, "cause", None)
-    if cause is not None:
-        words.append(f"cause={cause.kind}@{cause.origin}")
-    change = getattr(event, "change", None)
-    if change is not None:
-        words.append(str(change.get("event", "")))
-    return " ".join(words)
