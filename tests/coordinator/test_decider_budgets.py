@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -169,7 +170,7 @@ def test_spending_and_ending_race_and_the_order_decides(first: str) -> None:
     turn = w.open_turn()
     run = w.run(turn, limits=Limits(tokens=10))
     host = w.node(run).host_id
-    steps = [lambda: w.spend(run, 10, host_id=host), lambda: w.end(run)]
+    steps: list[Callable[[], object]] = [lambda: w.spend(run, 10, host_id=host), lambda: w.end(run)]
     for step in steps if first == "spend" else reversed(steps):
         step()
     assert w.outcome(run) is (Outcome.CANCELLED if first == "spend" else Outcome.SUCCEEDED)
