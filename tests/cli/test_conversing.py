@@ -149,7 +149,7 @@ def test_sessions_and_history_tell_how_turns_ended(command: Any) -> None:
             assert "at work" in (await asyncio.to_thread(command, "sessions")).stdout
             await coordinator.cancel("s1", "changed my mind")
             await holder.finish("cancelled")
-            return holder.id
+            return str(holder.id)
 
     second = asyncio.run(talk())
     (line,) = command("sessions").stdout.splitlines()

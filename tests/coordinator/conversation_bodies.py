@@ -29,7 +29,7 @@ async def ask(ctx: RunContext, action: str = "deploy prod", timeout_s: float | N
 
 @agent
 async def ask_below(ctx: RunContext, depth: int = 1) -> str:
-    run = await ctx.delegate(ask if depth == 1 else ask_below, **({} if depth == 1 else {"depth": depth - 1}))
+    run = await (ctx.delegate(ask) if depth == 1 else ctx.delegate(ask_below, depth=depth - 1))
     return str(await run.result())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def test_a_cancel_closes_what_is_asked_below_it_in_its_own_step_and_nothing_else
 def test_answer_and_cancel_race_and_the_first_in_the_journal_wins(first: str) -> None:
     w, turn, run = begun()
     record = w.asked(run)
-    steps = [lambda: w.answer(record.id), lambda: w.cancel(turn)]
+    steps: list[Callable[[], object]] = [lambda: w.answer(record.id), lambda: w.cancel(turn)]
     for step in steps if first == "answer" else reversed(steps):
         step()
     assert decisions(w, record.id) == ["approved" if first == "answer" else "cancelled"]

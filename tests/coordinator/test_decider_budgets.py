@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,6 +109,22 @@ def test_a_session_that_has_nothing_left_stops_its_turns_and_takes_no_more() -> 
     assert w.last.error is None, "a larger budget is for whoever gives it"
 
 
+def test_the_end_of_a_turn_by_its_sessions_budget_starts_no_queued_one() -> None:
+    w = ConversationWorld(max_shared=2, warm_hosts=0)
+    w.run(w.open_turn("s2"))
+    first = w.open_turn(session_limits=Limits(tokens=10))
+    stuck, waiting = w.delegate(first, 2)
+    w.auto_hosts = False  # nothing can start any more
+    w.cancel(stuck, grace_s=1.0)
+    w.advance(2.0)
+    queued = w.open_turn(busy="queue")
+    w.finish(first, "follow")
+    assert (w.outcome(stuck), w.node(waiting).started_at) == (Outcome.CANCELLED, None)
+    w.spend(stuck, 10)
+    assert {w.outcome(node) for node in (first, waiting, queued)} == {Outcome.CANCELLED}
+    assert w.node(queued).started_at is None
+
+
 def test_a_smaller_budget_for_a_session_counts_what_was_spent_before() -> None:
     w = ConversationWorld()
     first = w.open_turn()
@@ -169,7 +186,7 @@ def test_spending_and_ending_race_and_the_order_decides(first: str) -> None:
     turn = w.open_turn()
     run = w.run(turn, limits=Limits(tokens=10))
     host = w.node(run).host_id
-    steps = [lambda: w.spend(run, 10, host_id=host), lambda: w.end(run)]
+    steps: list[Callable[[], object]] = [lambda: w.spend(run, 10, host_id=host), lambda: w.end(run)]
     for step in steps if first == "spend" else reversed(steps):
         step()
     assert w.outcome(run) is (Outcome.CANCELLED if first == "spend" else Outcome.SUCCEEDED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from remit.core.cause import CauseKind
@@ -34,7 +36,7 @@ def test_queued_turns_start_in_their_order_one_at_a_time() -> None:
 def test_a_queued_turn_that_is_cancelled_never_starts(first: str) -> None:
     w = ConversationWorld()
     active, queued, behind = (w.open_turn(busy="queue") for _ in range(3))
-    steps = [lambda: w.cancel(queued), lambda: w.finish(active)]
+    steps: list[Callable[[], object]] = [lambda: w.cancel(queued), lambda: w.finish(active)]
     for step in steps if first == "cancel" else reversed(steps):
         step()
     if first == "cancel":
@@ -77,7 +79,10 @@ def test_an_interrupt_waits_for_the_quiet_of_what_it_has_stopped() -> None:
 def test_an_interrupt_and_the_end_race_and_the_order_decides(first: str) -> None:
     w = ConversationWorld()
     turn = w.open_turn()
-    steps = [lambda: w.open_turn(turn_id="turn_new", busy="interrupt"), lambda: w.finish(turn)]
+    steps: list[Callable[[], object]] = [
+        lambda: w.open_turn(turn_id="turn_new", busy="interrupt"),
+        lambda: w.finish(turn),
+    ]
     for step in steps if first == "interrupt" else reversed(steps):
         step()
     # A body that returned after its cancel was accepted is no success any more.

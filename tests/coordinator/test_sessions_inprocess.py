@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,9 +151,10 @@ async def test_a_turn_tells_what_it_has_spent_even_if_no_note_of_it_arrives(tmp_
         async with w.coordinator.turn("t", session="s") as turn:
             turn.spend(tokens=3)
             turn.spend(tokens=4, cost=0.5)
+            wrong: Any
             for wrong in ({"tokens": -1}, {"cost": float("nan")}, {"tokens": 0.5}):
                 with pytest.raises(InvalidArgument):
-                    turn.spend(**wrong)  # type: ignore[arg-type]
+                    turn.spend(**wrong)
         (record,) = await w.coordinator.history("s")
         assert (record.tokens, record.cost) == (7, 0.5)
         w.system.let_through("note_spend")
