@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remit.processes.containment import Cgroup
-from remit.processes.jobs import RESULT_NAME, JobOutcome, JobResult, read_record
+from remit.processes.jobs import RESULT_NAME, STATE_NAME, JobOutcome, JobResult, JobState, read_record
 from remit.processes.keeping import FAILPOINTS
 from remit.processes.sweep import sweep
 from remit.testing import wait_until
@@ -23,7 +23,10 @@ BEFORE_THE_END = FAILPOINTS[: FAILPOINTS.index("stop_begun")]
 
 def clean_up(job: Job) -> None:
     """Do what a supervisor does that lost a keeper: by the record that it left."""
-    state = job.state
+    state = read_record(job.dir / STATE_NAME, JobState)
+    if state is None:  # killed before it had anything to record
+        sweep(0, 0.0, token=job.tag, grace_s=0.0)
+        return
     if state.root is not None:
         sweep(state.root.pid, state.root.started, token=state.token, grace_s=0.0)
     if state.cgroup:

@@ -106,6 +106,7 @@ def test_neither_environment_nor_input_is_in_a_spec() -> None:
         {"timeout_s": -1.0},
         {"grace_s": float("nan")},
         {"output_cap": 1},
+        {"umask": 0o1000},
     ],
     ids=str,
 )

@@ -101,6 +101,13 @@ def test_a_program_gets_three_descriptors_default_signals_and_a_session_of_its_o
     assert len(set(ids[0].split())) == 1
 
 
+def test_files_of_a_program_get_the_rights_that_were_asked_for(world: World) -> None:
+    assert world.sh("umask").result().exit_code == 0
+    job = world.sh("umask", umask=0o027)
+    job.result()
+    assert (world.jobs[0].output(), job.output()) == (b"0022\n", b"0027\n")
+
+
 def test_a_program_knows_whose_it_is_and_no_secret_reaches_the_directory(world: World) -> None:
     env = {"PATH": os.environ["PATH"], "TOKEN": "s3cr3t-env", "REMIT_PROCESS": "outer"}
     job = world.start(["sh", "-c", 'cat >/dev/null; echo "$REMIT_RUN $REMIT_PROCESS"'], env=env, stdin=b"s3cr3t-stdin")
@@ -286,7 +293,7 @@ def test_a_stop_that_is_there_before_the_start_starts_nothing(world: World, tmp_
 @pytest.mark.requirement("E7")
 def test_a_stop_between_fork_and_execution_still_gets_the_program(world: World) -> None:
     """Held at each place between the two; the stop is in the keeper's hands before it goes on."""
-    for place in ("forked", "root_recorded", "gate_opened"):
+    for place in ("forked", "recorded", "gate_opened"):
         job = world.sh(FOREVER, failpoint=place, how="hold")
         wait_until(lambda job=job: job.pid > 0, timeout_s=LIMIT_S)  # type: ignore[misc]
         held(job.pid)

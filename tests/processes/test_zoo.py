@@ -7,7 +7,7 @@ import pytest
 
 from remit.processes.jobs import JobOutcome, JobResult
 from remit.testing.zoo import ZOO, Creature, alive, cull
-from tests.processes.world import FALLBACKS, Job, World, marked
+from tests.processes.world import FALLBACKS, Job, World, marked_many
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the observer reads /proc")
 
@@ -26,9 +26,11 @@ def begin(world: World, creature: Creature, containment: str, *, size: int = 0) 
     return world.start(creature.argv(job, size=size), job=job, containment=containment)
 
 
-def check(job: Job, result: JobResult) -> None:
-    assert (result.outcome, result.survivors, result.denied) == (JobOutcome.CANCELLED, (), ()), job.spec.argv[-2:]
-    assert marked(job) == []
+def check(*ended: tuple[Job, JobResult]) -> None:
+    for job, result in ended:
+        assert (result.outcome, result.survivors, result.denied) == (JobOutcome.CANCELLED, (), ()), job.spec.argv[-2:]
+    left = {tag: pids for tag, pids in marked_many([job for job, _ in ended]).items() if pids}
+    assert left == {}
 
 
 @pytest.mark.requirement("E2", "P1", "P12")
@@ -45,8 +47,7 @@ def test_nothing_of_any_creature_is_left(containment: str, world: World) -> None
     ]
     for job in jobs:
         job.wait_ready()
-    for job in jobs:
-        check(job, job.stop(grace_s=0.0))
+    check(*[(job, job.stop(grace_s=0.0)) for job in jobs])
 
 
 @pytest.mark.requirement("E4", "E10", "E22")
@@ -58,9 +59,9 @@ def test_sigterm_suffices_for_those_that_obey_and_only_for_them(containment: str
     jobs = [begin(world, creature, containment) for creature in chosen]
     for job in jobs:
         job.wait_ready()
-    for creature, job in zip(chosen, jobs, strict=True):
-        result = job.stop(grace_s=30.0 if creature.obeys else 0.1)
-        check(job, result)
+    results = [job.stop(grace_s=30.0 if creature.obeys else 0.1) for creature, job in zip(chosen, jobs, strict=True)]
+    check(*zip(jobs, results, strict=True))
+    for creature, result in zip(chosen, results, strict=True):
         assert (creature.name, bool(result.escalated)) == (creature.name, not creature.obeys)
 
 
@@ -71,7 +72,7 @@ def test_a_thousand_children_are_stopped(world: World) -> None:
     for containment in FALLBACKS:
         job = begin(world, ZOO["a thousand children"], containment).wait_ready()
         result = job.stop(grace_s=0.0)
-        check(job, result)
+        check((job, result))
         assert len(result.signalled) > 1000
 
 
@@ -86,8 +87,7 @@ def test_two_hundred_rounds_leave_nothing(world: World) -> None:
         jobs = [begin(world, creature, way, size=SMALL) for creature, way in rounds[start : start + 10]]
         for job in jobs:
             job.wait_ready()
-        for number, job in enumerate(jobs):
-            check(job, job.stop(grace_s=0.05 * (number % 2)))
+        check(*[(job, job.stop(grace_s=0.05 * (number % 2))) for number, job in enumerate(jobs)])
         world.cull()
 
 

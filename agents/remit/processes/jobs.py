@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -197,6 +198,8 @@ class JobSpec(_Record):
     """Working directory, absolute; None for that of the daemon (`/`)."""
     stdin: str = "null"
     """`null`, `pipe` (written later) or `data` (given with the start)."""
+    umask: int = 0o022
+    """Rights that files of the program do not get: that of the one who asked, not of the daemon."""
     output_cap: int = OUTPUT_CAP_BYTES
     """Bytes of each stream that stay on the disk."""
     timeout_s: float | None = None
@@ -228,6 +231,8 @@ class JobSpec(_Record):
             raise InvalidArgument(f"timeout_s is {self.timeout_s!r}; give seconds from 0, or None")
         if not (self.grace_s >= 0 and math.isfinite(self.grace_s)):
             raise InvalidArgument(f"grace_s is {self.grace_s!r}; give seconds from 0")
+        if not 0 <= self.umask <= 0o777:
+            raise InvalidArgument(f"umask is {self.umask!r}; give a number from 0 to 0o777")
         if self.output_cap < 65_536:
             raise InvalidArgument(f"output_cap is {self.output_cap}; give at least 65536 bytes")
         if not os.path.isabs(self.output_dir) or (self.cwd is not None and not os.path.isabs(self.cwd)):
@@ -421,6 +426,7 @@ def read_record(path: Path, kind: type[_RecordT]) -> _RecordT | None:
         raise ProcessProtocolError(f"{path}: {error}", version=VERSION) from error
 
 
+@functools.cache
 def boot_id() -> str:
     """Return a text that names this boot of the machine."""
     try:

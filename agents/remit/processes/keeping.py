@@ -46,9 +46,8 @@ from remit.processes.tree import identify
 __all__ = ["FAILPOINTS", "Keeping"]
 
 FAILPOINTS = (
-    "state_written",
     "forked",
-    "root_recorded",
+    "recorded",
     "gate_opened",
     "executed",
     "stop_begun",
@@ -150,8 +149,6 @@ class Keeping:
         if self.result is not None:
             return
         try:
-            self._save()
-            self._failpoint("state_written")
             self._open_gate(self._fork())
         except OSError as error:
             stage = "files" if error.filename else "fork"
@@ -183,12 +180,13 @@ class Keeping:
         return launched
 
     def _open_gate(self, launched: Launched) -> None:
+        # Nothing of the program has run yet, and nothing will if the record cannot be made.
         try:
             self._save()
         except OSError:
             os.close(launched.gate)  # the child ends without having executed anything
             raise
-        self._failpoint("root_recorded")
+        self._failpoint("recorded")
         launched.open_gate()
         if self.spec.timeout_s is not None:
             self._timeout_at = time.monotonic() + self.spec.timeout_s
@@ -222,9 +220,10 @@ class Keeping:
             self._failure = StartFailure.from_report(data, self.spec)
         elif self._cause is None:
             self.state = replace(self.state, phase=JobPhase.RUNNING)
-            self._save_if_possible()
             self._failpoint("executed")
             self._tell("started", {"state": self.state.to_dict()})
+            # Afterwards: whoever adopts the job asks the keeper, and a dead keeper's job is not running.
+            self._save_if_possible()
 
     # -- what others ask --------------------------------------------------------------------
 
