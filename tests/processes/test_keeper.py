@@ -236,15 +236,17 @@ def test_stops_join_the_first_cause_is_kept_and_a_shorter_grace_wins(world: Worl
 
 
 @pytest.mark.requirement("P4", "A10", "C13")
-def test_a_stop_that_comes_after_the_exit_is_told_so(world: World) -> None:
-    job = world.sh("read line; exit 5", stdin_kind="pipe").wait_running()
+def test_a_stop_that_comes_after_the_exit_is_told_so(world: World, tmp_path: Path) -> None:
+    """The keeper is held while the program ends, and finds the end and the stop at the same moment."""
+    job = world.sh(f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; exit 5").wait_running()
     root = job.state.root
     assert root is not None
     with job.talk() as talk:
-        talk.ask("write", data=base64.b64encode(b"go\n").decode())
+        assert talk.ask("status")["kind"] == "status"
         os.kill(job.pid, signal.SIGSTOP)
         held(job.pid)
-        wait_until(lambda: not os.path.exists(f"/proc/{root.pid}") or is_zombie(root.pid), timeout_s=LIMIT_S)
+        (tmp_path / "go").touch()
+        wait_until(lambda: is_zombie(root.pid), timeout_s=LIMIT_S)
         talk.send("stop", cause=CAUSE, grace_s=0.0)
         os.kill(job.pid, signal.SIGCONT)
         answer = talk.receive()

@@ -5,15 +5,19 @@ import sys
 
 import pytest
 
+from remit.processes.containment import make_cgroup
 from remit.processes.jobs import JobOutcome, JobResult
-from remit.testing.zoo import ZOO, Creature, alive, cull
-from tests.processes.world import FALLBACKS, Job, World, marked_many
+from remit.testing import wait_until
+from remit.testing.zoo import ZOO, Creature, alive, cull, living
+from tests.processes.world import FALLBACKS, LIMIT_S, Job, World, marked_many
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the observer reads /proc")
 
 SMALL = 40
 """Children of those that have many, in the fast tests."""
 ROUNDS = 200
+QUICK = ("-cgroup", FALLBACKS[-1])
+"""Children of one's own and nothing else; and nothing of all. With a control group both would be easier."""
 
 
 def is_held(creature: Creature, containment: str) -> bool:
@@ -36,8 +40,7 @@ def check(*ended: tuple[Job, JobResult]) -> None:
 @pytest.mark.requirement("E2", "P1", "P12")
 @pytest.mark.field_report("F1", "F2", "F5", "F8")
 @pytest.mark.parametrize(
-    "containment",
-    [way if way in ("", FALLBACKS[-1]) else pytest.param(way, marks=pytest.mark.slow) for way in FALLBACKS],
+    "containment", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in FALLBACKS]
 )
 def test_nothing_of_any_creature_is_left(containment: str, world: World) -> None:
     """All at once, so that they also have to be told apart."""
@@ -63,6 +66,30 @@ def test_sigterm_suffices_for_those_that_obey_and_only_for_them(containment: str
     check(*zip(jobs, results, strict=True))
     for creature, result in zip(chosen, results, strict=True):
         assert (creature.name, bool(result.escalated)) == (creature.name, not creature.obeys)
+
+
+@pytest.mark.requirement("P1")
+@pytest.mark.parametrize("containment", ["-cgroup", "-subreaper,-pidfd,-cgroup"])
+def test_the_kernel_itself_finds_nobody_left(containment: str, world: World) -> None:
+    """The observer is a control group that the code under test does not know."""
+    observer = make_cgroup(f"observer_{os.urandom(4).hex()}")
+    if observer is None:
+        pytest.skip("no control group can be made here")
+    enter = ["sh", "-c", f'echo 0 > {observer.path}/cgroup.procs; exec "$@"', "sh"]
+    try:
+        for name in ("both", "closed descriptors", "respawner", "nested subreaper"):
+            job = f"proc_{os.urandom(8).hex()}"
+            started = world.start([*enter, *ZOO[name].argv(job)], job=job, containment=containment).wait_ready()
+            assert observer.pids(), name
+            assert started.stop(grace_s=0.1).survivors == ()
+            # Those that were nobody's child are waited for by the system, in its own time.
+            assert [pid for pid in observer.pids() if is_running(pid)] == [], name
+    finally:
+        wait_until(observer.remove, timeout_s=LIMIT_S, message="the observer is not empty")
+
+
+def is_running(pid: int) -> bool:
+    return any(True for _ in living(pid, "stat"))
 
 
 @pytest.mark.slow
