@@ -61,6 +61,27 @@ def test_a_keeper_that_is_killed_at_any_step_leaves_what_can_be_swept(place: str
 
 
 @pytest.mark.faults
+@pytest.mark.requirement("P7")
+def test_a_program_waits_until_its_keeper_has_recorded_it(world: World, tmp_path: Path) -> None:
+    job = world.sh(f"touch {tmp_path}/ran; exec sleep 600", failpoint="forked", how="hold")
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+    wait_until(lambda: children.read_text() and stat_of(job.pid)[0] == "T", timeout_s=LIMIT_S)
+    child = int(children.read_text())
+    # In a session of its own and asleep: it waits at its gate, or would be past it.
+    wait_until(lambda: stat_of(child)[0] == "S" and stat_of(child)[3] == str(child), timeout_s=LIMIT_S)
+    assert b"sleep 600" not in Path(f"/proc/{child}/cmdline").read_bytes()
+    os.kill(job.pid, signal.SIGKILL)
+    wait_until(lambda: marked(job) == [], timeout_s=LIMIT_S)
+    assert not (tmp_path / "ran").exists()
+    assert not (job.dir / STATE_NAME).exists()
+
+
+def stat_of(pid: int) -> list[str]:
+    """Return state, parent, group, session and so on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+@pytest.mark.faults
 @pytest.mark.requirement("P7", "P9")
 def test_the_program_dies_with_its_keeper(world: World) -> None:
     job = world.sh("echo ready; exec sleep 600").wait_ready()

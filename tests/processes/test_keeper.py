@@ -292,7 +292,7 @@ def test_a_stop_that_is_there_before_the_start_starts_nothing(world: World, tmp_
     assert "started" not in job.words()
 
 
-@pytest.mark.requirement("E7")
+@pytest.mark.requirement("E7", "P6")
 def test_a_stop_between_fork_and_execution_still_gets_the_program(world: World) -> None:
     """Held at each place between the two; the stop is in the keeper's hands before it goes on."""
     for place in ("forked", "recorded", "gate_opened"):
@@ -300,9 +300,11 @@ def test_a_stop_between_fork_and_execution_still_gets_the_program(world: World) 
         wait_until(lambda job=job: job.pid > 0, timeout_s=LIMIT_S)  # type: ignore[misc]
         held(job.pid)
         world.tell("say", job=job.tag, op="stop", id=1, grace_s=0.2, cause=CAUSE)
+        world.tell("say", job=job.tag, op="stop", id=2, grace_s=0.1, cause=OTHER_CAUSE)
         os.kill(job.pid, signal.SIGCONT)
         result = job.result()
         assert (place, result.outcome, result.survivors) == (place, JobOutcome.CANCELLED, ())
+        assert result.cause == CAUSE
         assert marked(job) == []
 
 

@@ -17,6 +17,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -43,6 +44,7 @@ __all__ = [
     "StopCause",
     "boot_id",
     "fingerprint",
+    "make_durable",
     "read_record",
     "write_record",
 ]
@@ -377,30 +379,44 @@ def write_record(path: Path, record: _Record, *, durable: bool = False) -> None:
     Args:
         path: where; an older file is replaced.
         record: what.
-        durable: wait until it is on the disk. Without, it survives the death of every
-            process, and not that of the machine, after which its processes are gone as well.
+        durable: wait as `make_durable` does.
+
+    Durability: without `durable` it survives the death of every process, and not that of the machine.
 
     Raises:
         OSError: no space, or no right; what was there before is still there.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     data = json.dumps(record.to_dict(), separators=(",", ":")).encode()
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
-            if durable:
-                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         os.rename(beside, path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise
     if durable:
-        _sync_directory(path.parent)
+        make_durable(path)
+
+
+def make_durable(path: Path) -> None:
+    """Wait until a file, and its place in its directory, are on the disk.
+
+    Raises:
+        OSError: the disk failed, or the file is gone.
+    """
+    for place, flags in ((path, 0), (path.parent, os.O_DIRECTORY)):
+        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | flags)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def read_record(path: Path, kind: type[_RecordT]) -> _RecordT | None:
@@ -438,11 +454,3 @@ def boot_id() -> str:
 def _identity(pair: Any) -> ProcessIdentity:
     pid, started = pair
     return ProcessIdentity(int(pid), float(started))
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,7 @@
 1. There is one cause of the end, taken once: an exit that is there before the
    first signal of a stop, or the first stop that was asked for.
 2. The exit status is the kernel's and apart from the cause.
-3. There is one result; its file comes before anybody is told.
+3. There is one result; its file is in its place before anybody is told, and on the disk before the keeper ends.
 4. Nothing of the tree is signalled once it is proven empty.
 5. A stop that comes before the program's start ends the job without it.
 """
@@ -35,6 +35,7 @@ from remit.processes.jobs import (
     JobState,
     StopCause,
     boot_id,
+    make_durable,
     write_record,
 )
 from remit.processes.launch import Launched, StartFailure, describe_failure, environment, launch
@@ -384,6 +385,9 @@ class Keeping:
         self._failpoint("result_written")
         self._tell("ended", {"result": self.result.to_dict()})
         self._failpoint("told")
+        # Afterwards, so that nobody waits for a disk; a keeper's or a daemon's death cannot undo the file any more.
+        with suppress(OSError):
+            make_durable(self._jobdir / RESULT_NAME)
 
     def _outcome(self) -> JobOutcome:
         if self._failure is not None:
@@ -394,7 +398,7 @@ class Keeping:
         if self._write_until is None or self.result is None:
             return
         try:
-            write_record(self._jobdir / RESULT_NAME, self.result, durable=True)
+            write_record(self._jobdir / RESULT_NAME, self.result)
         except OSError:
             # A full disk may have room again soon; whoever is connected is told without waiting for that.
             if now >= self._write_until:
