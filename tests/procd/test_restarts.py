@@ -57,7 +57,12 @@ def test_waits_and_watches_outlive_the_daemon(node: Node) -> None:
     answer = node.run("sh", "-c", "read line; exit 6", stdin="pipe")
     told = threading.Event()
     heard: list[JobResult] = []
-    node.client.watch(answer.job, lambda result: (heard.append(result), told.set()))
+
+    def hear(result: JobResult) -> None:
+        heard.append(result)
+        told.set()
+
+    node.client.watch(answer.job, hear)
     with ThreadPoolExecutor(1) as pool:
         wait = pool.submit(node.client.wait, answer.job, timeout_s=LIMIT_S)
         wait_for(lambda: _peers(node) >= 2, "neither wait nor watch reached the daemon")
@@ -71,7 +76,7 @@ def test_waits_and_watches_outlive_the_daemon(node: Node) -> None:
 def _peers(node: Node) -> int:
     """Count the daemon's connections, its listening socket aside; it is bound by its short name."""
     found = psutil.Process(node.daemon_pid()).net_connections(kind="unix")
-    return sum(one.laddr == node.place.socket.name for one in found) - 1
+    return sum(str(one.laddr) == node.place.socket.name for one in found) - 1
 
 
 def test_a_watch_that_may_not_start_a_daemon_reads_the_files(node: Node) -> None:
@@ -189,7 +194,7 @@ def test_a_killed_keeper_has_its_tree_swept(node: Node) -> None:
     assert (result.outcome, result.survivors, result.exit_code) == (JobOutcome.KEEPER_LOST, (), None)
     assert result.stdout_bytes == len("ready\n")
     assert node.processes() == []
-    wait_for(lambda: not psutil.Process(node.daemon_pid()).children(), "children of the daemon stay")
+    node.wait_reaped()
 
 
 def test_keeper_and_daemon_killed_together_are_swept_by_the_next_daemon(node: Node) -> None:
@@ -236,6 +241,29 @@ def test_a_keeper_that_answers_no_stop_is_killed_and_its_tree_swept(node: Node) 
     assert stopped.result is not None
     assert stopped.result.outcome is JobOutcome.KEEPER_LOST
     assert node.processes() == []
+
+
+def test_a_keeper_that_was_forked_ahead_and_killed_is_replaced(node: Node) -> None:
+    node.wait_reaped()
+    daemon = psutil.Process(node.daemon_pid())
+    wait_for(lambda: len(daemon.children()) == 1, "no keeper is forked ahead")
+    (spare,) = daemon.children()
+    spare.kill()
+    wait_gone(spare.pid)
+    answer = node.run("sh", "-c", "exit 4")
+    result = node.client.wait(answer.job, timeout_s=LIMIT_S)
+    assert result is not None
+    assert result.exit_code == 4
+    node.wait_reaped()
+
+
+def test_a_keeper_that_was_forked_ahead_ends_with_its_daemon(node: Node) -> None:
+    node.wait_reaped()
+    daemon = psutil.Process(node.daemon_pid())
+    wait_for(lambda: len(daemon.children()) == 1, "no keeper is forked ahead")
+    (spare,) = daemon.children()
+    node.kill_daemon()
+    wait_gone(spare.pid)
 
 
 # --- clients and coordinators ----------------------------------------------------------------------

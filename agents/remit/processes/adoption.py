@@ -173,7 +173,7 @@ def sweep_job(spec: JobSpec, jobdir: Path) -> JobResult:
             survivors=tuple(sorted({*stuck, *report.survivors})),
             denied=report.denied,
         )
-    write_record(jobdir / RESULT_NAME, result, durable=True)
+    write_record(jobdir / RESULT_NAME, result)
     return result
 
 

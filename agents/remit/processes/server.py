@@ -111,15 +111,18 @@ class Server:
 
     def step(self, timeout_s: float) -> None:
         """Do what is due and what has come, after waiting at most that long for it."""
-        now = self._clock.monotonic()
-        due = min(self._timers.next_at(), self.supervisor.leases.next_end())
-        for key, mask in self._selector.select(max(0.0, min(timeout_s, due - now))):
+        for key, mask in self._selector.select(0) or self._wait(timeout_s):
             # What an earlier event of the same round closed must not be called any more.
             if key.fileobj in self._selector.get_map():
                 key.data(mask)
         self._forks.reap()
         self._stops.expire()
         self._timers.run(self._clock.monotonic())
+
+    def _wait(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        self._forks.prepare()
+        due = min(self._timers.next_at(), self.supervisor.leases.next_end())
+        return self._selector.select(max(0.0, min(timeout_s, due - self._clock.monotonic())))
 
     def is_idle(self) -> bool:
         """Tell whether there has been nothing to do for long."""
@@ -131,6 +134,7 @@ class Server:
     def close(self) -> None:
         """Let go of everything; keepers stay, and wait for the next daemon."""
         self.supervisor.close()
+        self._forks.close()
         for peer in tuple(self._peers):
             peer.close()
         self._listener.close()

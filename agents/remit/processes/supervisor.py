@@ -75,6 +75,14 @@ class Forks(Protocol):
         """
         ...
 
+    def prepare(self) -> None:
+        """Do ahead what the next start would have to wait for."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was done ahead."""
+        ...
+
     def reap(self) -> None:
         """Take the exit status of those that have ended, so that no zombie stays."""
         ...
