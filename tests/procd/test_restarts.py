@@ -35,7 +35,7 @@ def hasty() -> Iterator[Node]:
 # --- the daemon ------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("F6")
+@pytest.mark.field_report("I5")
 def test_after_a_daemons_death_the_next_call_starts_another_which_adopts(node: Node) -> None:
     answer = node.run("sh", "-c", "read line; exit 6", key="k", stdin="pipe")
     tree = node.tree(key="tree")
@@ -88,6 +88,7 @@ def test_a_watch_that_may_not_start_a_daemon_reads_the_files(node: Node) -> None
     assert told.wait(LIMIT_S)
 
 
+@pytest.mark.field_report("I5")
 def test_what_ended_while_no_daemon_lived_has_its_status(node: Node) -> None:
     answer = node.run("sh", "-c", "read line; exit 9", key="k", stdin="pipe")
     node.kill_daemon()
