@@ -108,6 +108,12 @@ class FakeForks:
     def reap(self) -> None:
         """Nothing was forked."""
 
+    def prepare(self) -> None:
+        """Nothing is forked ahead."""
+
+    def close(self) -> None:
+        """Nothing was forked ahead."""
+
     def __getitem__(self, job: str) -> FakeKeeper:
         return next(keeper for keeper in reversed(self.keepers) if keeper.spec.job == job)
 

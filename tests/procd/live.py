@@ -109,6 +109,12 @@ class Node:
         """Return the daemon's number."""
         return int(self.place.life_lock.read_text())
 
+    def wait_reaped(self) -> None:
+        """Wait until the daemon has no child but the keeper that it forked ahead."""
+        daemon = psutil.Process(self.daemon_pid())
+        wait_for(lambda: len(daemon.children()) <= 1, "children of the daemon stay")
+        wait_for(lambda: all(is_running(child.pid) for child in daemon.children()), "a zombie of the daemon stays")
+
     def kill_daemon(self) -> int:
         """Kill the daemon with -9, wait until it is gone, and return its number."""
         pid = self.daemon_pid()

@@ -261,8 +261,7 @@ def test_many_at_once_all_start_and_all_end(node: Node) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(one, range(40))) == list(range(40))
     # None of them is left as a zombie of the daemon.
-    daemon = psutil.Process(node.daemon_pid())
-    wait_for(lambda: not daemon.children(), message="children of the daemon stay")
+    node.wait_reaped()
 
 
 def test_concurrent_starts_of_one_key_start_one_program(node: Node) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remit.processes.containment import Cgroup
-from remit.processes.jobs import RESULT_NAME, JobOutcome, JobResult, read_record
+from remit.processes.jobs import RESULT_NAME, STATE_NAME, JobOutcome, JobResult, JobState, read_record
 from remit.processes.keeping import FAILPOINTS
 from remit.processes.sweep import sweep
 from remit.testing import wait_until
@@ -23,7 +23,10 @@ BEFORE_THE_END = FAILPOINTS[: FAILPOINTS.index("stop_begun")]
 
 def clean_up(job: Job) -> None:
     """Do what a supervisor does that lost a keeper: by the record that it left."""
-    state = job.state
+    state = read_record(job.dir / STATE_NAME, JobState)
+    if state is None:  # killed before it had anything to record
+        sweep(0, 0.0, token=job.tag, grace_s=0.0)
+        return
     if state.root is not None:
         sweep(state.root.pid, state.root.started, token=state.token, grace_s=0.0)
     if state.cgroup:
@@ -55,6 +58,27 @@ def test_a_keeper_that_is_killed_at_any_step_leaves_what_can_be_swept(place: str
     else:
         assert result is None
     assert ("ended" in job.words()) == (place == "told")
+
+
+@pytest.mark.faults
+@pytest.mark.requirement("P7")
+def test_a_program_waits_until_its_keeper_has_recorded_it(world: World, tmp_path: Path) -> None:
+    job = world.sh(f"touch {tmp_path}/ran; exec sleep 600", failpoint="forked", how="hold")
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+    wait_until(lambda: children.read_text() and stat_of(job.pid)[0] == "T", timeout_s=LIMIT_S)
+    child = int(children.read_text())
+    # In a session of its own and asleep: it waits at its gate, or would be past it.
+    wait_until(lambda: stat_of(child)[0] == "S" and stat_of(child)[3] == str(child), timeout_s=LIMIT_S)
+    assert b"sleep 600" not in Path(f"/proc/{child}/cmdline").read_bytes()
+    os.kill(job.pid, signal.SIGKILL)
+    wait_until(lambda: marked(job) == [], timeout_s=LIMIT_S)
+    assert not (tmp_path / "ran").exists()
+    assert not (job.dir / STATE_NAME).exists()
+
+
+def stat_of(pid: int) -> list[str]:
+    """Return state, parent, group, session and so on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 @pytest.mark.faults

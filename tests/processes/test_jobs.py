@@ -15,6 +15,7 @@ from remit.processes.jobs import (
     StopCause,
     boot_id,
     fingerprint,
+    make_durable,
     read_record,
     write_record,
 )
@@ -47,6 +48,7 @@ def test_a_record_is_read_back_as_it_was_written(record: JobSpec | JobState | Jo
     path = tmp_path / "record.json"
     write_record(path, record)
     write_record(path, record, durable=True)
+    make_durable(path)
     assert read_record(path, type(record)) == record
     assert path.stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == ["record.json"]
@@ -106,6 +108,7 @@ def test_neither_environment_nor_input_is_in_a_spec() -> None:
         {"timeout_s": -1.0},
         {"grace_s": float("nan")},
         {"output_cap": 1},
+        {"umask": 0o1000},
     ],
     ids=str,
 )

@@ -101,6 +101,13 @@ def test_a_program_gets_three_descriptors_default_signals_and_a_session_of_its_o
     assert len(set(ids[0].split())) == 1
 
 
+def test_files_of_a_program_get_the_rights_that_were_asked_for(world: World) -> None:
+    assert world.sh("umask").result().exit_code == 0
+    job = world.sh("umask", umask=0o027)
+    job.result()
+    assert (world.jobs[0].output(), job.output()) == (b"0022\n", b"0027\n")
+
+
 def test_a_program_knows_whose_it_is_and_no_secret_reaches_the_directory(world: World) -> None:
     env = {"PATH": os.environ["PATH"], "TOKEN": "s3cr3t-env", "REMIT_PROCESS": "outer"}
     job = world.start(["sh", "-c", 'cat >/dev/null; echo "$REMIT_RUN $REMIT_PROCESS"'], env=env, stdin=b"s3cr3t-stdin")
@@ -229,15 +236,17 @@ def test_stops_join_the_first_cause_is_kept_and_a_shorter_grace_wins(world: Worl
 
 
 @pytest.mark.requirement("P4", "A10", "C13")
-def test_a_stop_that_comes_after_the_exit_is_told_so(world: World) -> None:
-    job = world.sh("read line; exit 5", stdin_kind="pipe").wait_running()
+def test_a_stop_that_comes_after_the_exit_is_told_so(world: World, tmp_path: Path) -> None:
+    """The keeper is held while the program ends, and finds the end and the stop at the same moment."""
+    job = world.sh(f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; exit 5").wait_running()
     root = job.state.root
     assert root is not None
     with job.talk() as talk:
-        talk.ask("write", data=base64.b64encode(b"go\n").decode())
+        assert talk.ask("status")["kind"] == "status"
         os.kill(job.pid, signal.SIGSTOP)
         held(job.pid)
-        wait_until(lambda: not os.path.exists(f"/proc/{root.pid}") or is_zombie(root.pid), timeout_s=LIMIT_S)
+        (tmp_path / "go").touch()
+        wait_until(lambda: is_zombie(root.pid), timeout_s=LIMIT_S)
         talk.send("stop", cause=CAUSE, grace_s=0.0)
         os.kill(job.pid, signal.SIGCONT)
         answer = talk.receive()
@@ -283,17 +292,19 @@ def test_a_stop_that_is_there_before_the_start_starts_nothing(world: World, tmp_
     assert "started" not in job.words()
 
 
-@pytest.mark.requirement("E7")
+@pytest.mark.requirement("E7", "P6")
 def test_a_stop_between_fork_and_execution_still_gets_the_program(world: World) -> None:
     """Held at each place between the two; the stop is in the keeper's hands before it goes on."""
-    for place in ("forked", "root_recorded", "gate_opened"):
+    for place in ("forked", "recorded", "gate_opened"):
         job = world.sh(FOREVER, failpoint=place, how="hold")
         wait_until(lambda job=job: job.pid > 0, timeout_s=LIMIT_S)  # type: ignore[misc]
         held(job.pid)
         world.tell("say", job=job.tag, op="stop", id=1, grace_s=0.2, cause=CAUSE)
+        world.tell("say", job=job.tag, op="stop", id=2, grace_s=0.1, cause=OTHER_CAUSE)
         os.kill(job.pid, signal.SIGCONT)
         result = job.result()
         assert (place, result.outcome, result.survivors) == (place, JobOutcome.CANCELLED, ())
+        assert result.cause == CAUSE
         assert marked(job) == []
 
 

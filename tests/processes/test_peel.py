@@ -185,3 +185,17 @@ def test_a_number_is_signalled_with_its_start_time_only(use_pidfd: bool) -> None
     assert table.send(own, signal.SIGKILL) is Delivery.REFUSED
     for group in (0, 1, -1, os.getpgrp()):
         assert table.send_group(group, signal.SIGKILL) is Delivery.REFUSED
+
+
+@pytest.mark.requirement("P1")
+def test_an_empty_list_of_children_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child may come between the list and the wait; only the kernel's refusal to wait is the proof."""
+    answers = iter([False, True])
+    monkeypatch.setattr(peel, "children", lambda pid, table: ())
+    monkeypatch.setattr(peel, "_wait", lambda pid: ExitStatus(exit_code=0))
+    monkeypatch.setattr(peel, "_has_no_child", lambda: next(answers))
+    reach = Peel(NOBODY)
+    reach.look()
+    assert not reach.is_empty
+    reach.look()
+    assert reach.is_empty

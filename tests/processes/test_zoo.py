@@ -5,15 +5,19 @@ import sys
 
 import pytest
 
+from remit.processes.containment import make_cgroup
 from remit.processes.jobs import JobOutcome, JobResult
-from remit.testing.zoo import ZOO, Creature, alive, cull
-from tests.processes.world import FALLBACKS, Job, World, marked
+from remit.testing import wait_until
+from remit.testing.zoo import ZOO, Creature, alive, cull, living
+from tests.processes.world import FALLBACKS, LIMIT_S, Job, World, marked_many
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the observer reads /proc")
 
 SMALL = 40
 """Children of those that have many, in the fast tests."""
 ROUNDS = 200
+QUICK = ("-cgroup", FALLBACKS[-1])
+"""Children of one's own and nothing else; and nothing of all. With a control group both would be easier."""
 
 
 def is_held(creature: Creature, containment: str) -> bool:
@@ -26,16 +30,17 @@ def begin(world: World, creature: Creature, containment: str, *, size: int = 0) 
     return world.start(creature.argv(job, size=size), job=job, containment=containment)
 
 
-def check(job: Job, result: JobResult) -> None:
-    assert (result.outcome, result.survivors, result.denied) == (JobOutcome.CANCELLED, (), ()), job.spec.argv[-2:]
-    assert marked(job) == []
+def check(*ended: tuple[Job, JobResult]) -> None:
+    for job, result in ended:
+        assert (result.outcome, result.survivors, result.denied) == (JobOutcome.CANCELLED, (), ()), job.spec.argv[-2:]
+    left = {tag: pids for tag, pids in marked_many([job for job, _ in ended]).items() if pids}
+    assert left == {}
 
 
 @pytest.mark.requirement("E2", "P1", "P12")
 @pytest.mark.field_report("F1", "F2", "F5", "F8")
 @pytest.mark.parametrize(
-    "containment",
-    [way if way in ("", FALLBACKS[-1]) else pytest.param(way, marks=pytest.mark.slow) for way in FALLBACKS],
+    "containment", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in FALLBACKS]
 )
 def test_nothing_of_any_creature_is_left(containment: str, world: World) -> None:
     """All at once, so that they also have to be told apart."""
@@ -45,8 +50,7 @@ def test_nothing_of_any_creature_is_left(containment: str, world: World) -> None
     ]
     for job in jobs:
         job.wait_ready()
-    for job in jobs:
-        check(job, job.stop(grace_s=0.0))
+    check(*[(job, job.stop(grace_s=0.0)) for job in jobs])
 
 
 @pytest.mark.requirement("E4", "E10", "E22")
@@ -58,10 +62,34 @@ def test_sigterm_suffices_for_those_that_obey_and_only_for_them(containment: str
     jobs = [begin(world, creature, containment) for creature in chosen]
     for job in jobs:
         job.wait_ready()
-    for creature, job in zip(chosen, jobs, strict=True):
-        result = job.stop(grace_s=30.0 if creature.obeys else 0.1)
-        check(job, result)
+    results = [job.stop(grace_s=30.0 if creature.obeys else 0.1) for creature, job in zip(chosen, jobs, strict=True)]
+    check(*zip(jobs, results, strict=True))
+    for creature, result in zip(chosen, results, strict=True):
         assert (creature.name, bool(result.escalated)) == (creature.name, not creature.obeys)
+
+
+@pytest.mark.requirement("P1")
+@pytest.mark.parametrize("containment", ["-cgroup", "-subreaper,-pidfd,-cgroup"])
+def test_the_kernel_itself_finds_nobody_left(containment: str, world: World) -> None:
+    """The observer is a control group that the code under test does not know."""
+    observer = make_cgroup(f"observer_{os.urandom(4).hex()}")
+    if observer is None:
+        pytest.skip("no control group can be made here")
+    enter = ["sh", "-c", f'echo 0 > {observer.path}/cgroup.procs; exec "$@"', "sh"]
+    try:
+        for name in ("both", "closed descriptors", "respawner", "nested subreaper"):
+            job = f"proc_{os.urandom(8).hex()}"
+            started = world.start([*enter, *ZOO[name].argv(job)], job=job, containment=containment).wait_ready()
+            assert observer.pids(), name
+            assert started.stop(grace_s=0.1).survivors == ()
+            # Those that were nobody's child are waited for by the system, in its own time.
+            assert [pid for pid in observer.pids() if is_running(pid)] == [], name
+    finally:
+        wait_until(observer.remove, timeout_s=LIMIT_S, message="the observer is not empty")
+
+
+def is_running(pid: int) -> bool:
+    return any(True for _ in living(pid, "stat"))
 
 
 @pytest.mark.slow
@@ -71,7 +99,7 @@ def test_a_thousand_children_are_stopped(world: World) -> None:
     for containment in FALLBACKS:
         job = begin(world, ZOO["a thousand children"], containment).wait_ready()
         result = job.stop(grace_s=0.0)
-        check(job, result)
+        check((job, result))
         assert len(result.signalled) > 1000
 
 
@@ -86,8 +114,7 @@ def test_two_hundred_rounds_leave_nothing(world: World) -> None:
         jobs = [begin(world, creature, way, size=SMALL) for creature, way in rounds[start : start + 10]]
         for job in jobs:
             job.wait_ready()
-        for number, job in enumerate(jobs):
-            check(job, job.stop(grace_s=0.05 * (number % 2)))
+        check(*[(job, job.stop(grace_s=0.05 * (number % 2))) for number, job in enumerate(jobs)])
         world.cull()
 
 

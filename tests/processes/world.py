@@ -17,7 +17,7 @@ from typing import Any, cast
 from remit.processes import frames
 from remit.processes.jobs import RESULT_NAME, SOCKET_NAME, STATE_NAME, JobResult, JobSpec, JobState, read_record
 from remit.testing import wait_until
-from remit.testing.zoo import READY, alive, cull
+from remit.testing.zoo import READY, cull, living
 
 LIMIT_S = 40.0
 """Far above what anything takes on an idle machine."""
@@ -205,10 +205,9 @@ class World:
                     os.kill(job.pid, signal.SIGKILL)
             shutil.rmtree(job.dir, ignore_errors=True)
         # One look for all: it reads the command line of every process there is.
-        running = b"".join(_command_lines())
-        for job in self.jobs:
-            if job.tag.encode() in running:
-                cull(job.tag)
+        for tag, pids in marked_many(self.jobs).items() if self.jobs else ():
+            if pids:
+                cull(tag)
         self.jobs.clear()
 
     def close(self) -> None:
@@ -221,22 +220,21 @@ class World:
         shutil.rmtree(self.folder)
 
 
-def _command_lines() -> Iterator[bytes]:
-    for path in Path("/proc").glob("[0-9]*/task/*/cmdline"):
-        with suppress(OSError):
-            yield path.read_bytes()
+def _texts() -> Iterator[tuple[int, bytes]]:
+    """Yield every process with a living thread, and its command line and environment."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            parts = [*living(int(name), "cmdline"), *living(int(name), "environ")]
+            yield int(name), b"\0".join(parts)
 
 
 def marked(job: Job) -> list[int]:
     """Return the living processes that carry a job's mark or tag: an observer of its own."""
-    needle = job.tag.encode()
-    found = set(alive(job.tag))
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError):
-                threads = list(Path("/proc", name, "task").iterdir())
-                for thread in threads:
-                    state = (thread / "stat").read_bytes().rpartition(b")")[2].split()[0]
-                    if state not in (b"Z", b"X") and needle in (thread / "environ").read_bytes():
-                        found.add(int(name))
-    return sorted(found - {os.getpid(), job.pid})
+    return marked_many([job])[job.tag]
+
+
+def marked_many(jobs: Sequence[Job]) -> dict[str, list[int]]:
+    """Return the living processes of each job by its tag, in one look."""
+    texts = list(_texts())
+    keepers = {job.pid for job in jobs}
+    return {job.tag: [pid for pid, text in texts if job.tag.encode() in text and pid not in keepers] for job in jobs}

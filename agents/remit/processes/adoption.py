@@ -42,10 +42,12 @@ from remit.processes.table import ProcessIdentity, SystemTable
 
 __all__ = ["adopt_all", "is_alive", "sweep_job"]
 
-_YOUNG_S = 5.0
+_YOUNG_S = 10.0
 """A directory of that age may belong to a keeper that has not said anything yet."""
 _BIRTH_S = 1.0
-"""How long such a keeper is waited for."""
+"""How long a daemon waits for such a keeper, at its start."""
+_LATE_BIRTH_S = 10.0
+"""How long the sweeper does, which nobody waits for."""
 _POLL_S = 0.005
 _CONNECT_S = 1.0
 _GROUP_LIMIT_S = 5.0
@@ -63,7 +65,7 @@ def adopt_all(place: Place, supervisor: Supervisor, *, clock: Clock, log: Callab
     for record in supervisor.records:
         # Whoever vouched for them may be gone, or not know of this daemon yet: a whole lease, and no more.
         if record.is_live and not record.background and supervisor.leases.get(record.spec.scope) is None:
-            supervisor.leases.renew(record.spec.scope, now=clock.monotonic())
+            supervisor.leases.renew(record.spec.scope, now=clock.monotonic(), ttl_s=supervisor.lease_s)
     return supervisor.live_count
 
 
@@ -73,7 +75,7 @@ def _adopt(jobdir: Path, supervisor: Supervisor, clock: Clock) -> None:
         raise ProcessProtocolError(f"{jobdir} holds no job of that name", version=None)
     digest = _digest(jobdir)
     result = _result_or_none(jobdir)
-    state = None if result is not None else _state(jobdir)
+    state = None if result is not None else _state(jobdir, wait_s=_BIRTH_S)
     if state is not None and state.boot != boot_id():
         result = _lost(spec, state, error="the machine was started again meanwhile")
         write_record(jobdir / RESULT_NAME, result)
@@ -105,15 +107,15 @@ def _result_or_none(jobdir: Path) -> JobResult | None:
         return None
 
 
-def _state(jobdir: Path) -> JobState | None:
+def _state(jobdir: Path, *, wait_s: float) -> JobState | None:
     """Return the keeper's state; wait a moment for one that was forked just now."""
-    until = time.monotonic() + _BIRTH_S
+    until = time.monotonic() + wait_s
     while True:
         try:
             state = read_record(jobdir / STATE_NAME, JobState)
-        except ProcessProtocolError:
+            is_young = time.time() - jobdir.stat().st_mtime < _YOUNG_S
+        except (OSError, ProcessProtocolError):
             return None
-        is_young = time.time() - jobdir.stat().st_mtime < _YOUNG_S
         if state is not None or not is_young or time.monotonic() >= until:
             return state
         time.sleep(_POLL_S)
@@ -149,10 +151,9 @@ def sweep_job(spec: JobSpec, jobdir: Path) -> JobResult:
     Raises:
         OSError: the result cannot be written; what was to be ended has been ended.
     """
-    try:
-        state = read_record(jobdir / STATE_NAME, JobState)
-    except (OSError, ProcessProtocolError):
-        state = None
+    # Waited for longer than at adoption: a keeper that comes late, on a machine under load, would
+    # start its program after we said that nothing runs.
+    state = _state(jobdir, wait_s=_LATE_BIRTH_S)
     if state is None:
         result = _lost(spec, None, error="its keeper was gone before it said anything")
     elif state.boot != boot_id():
@@ -172,7 +173,7 @@ def sweep_job(spec: JobSpec, jobdir: Path) -> JobResult:
             survivors=tuple(sorted({*stuck, *report.survivors})),
             denied=report.denied,
         )
-    write_record(jobdir / RESULT_NAME, result, durable=True)
+    write_record(jobdir / RESULT_NAME, result)
     return result
 
 

@@ -104,6 +104,8 @@ def detect(switches: str | None = None) -> Containment:
     """
     wanted = switched(os.environ.get(SWITCH_VARIABLE, "") if switches is None else switches)
     is_linux = sys.platform == "linux"
+    if is_linux:
+        _libc()  # loaded once, before any fork
     return Containment(
         subreaper=wanted.subreaper and is_linux,
         pidfd=wanted.pidfd and is_linux and _has_pidfd(),

@@ -10,9 +10,10 @@ table is read instead.
 
 from __future__ import annotations
 
+import functools
 import os
 
-from remit.processes.table import ProcessEntry, SystemTable
+from remit.processes.table import ProcessEntry, SystemTable, read_or_empty
 
 __all__ = ["below", "children"]
 
@@ -40,6 +41,8 @@ def below(pid: int, *, table: SystemTable) -> dict[int, ProcessEntry]:
     while todo:
         parent = todo.pop()
         added = [entry for entry in children(parent.pid, table=table) if entry.pid not in found]
+        if not added:
+            continue
         # The same parent before and after: then what was read between is its own.
         now = table.entry(parent.pid)
         if now is None or now.identity != parent.identity:
@@ -59,13 +62,10 @@ def _listed(pid: int) -> list[int] | None:
     except OSError:  # gone
         return pids
     for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                pids += [int(word) for word in file.read().split()]
-        except OSError:  # that thread has ended
-            continue
+        pids += [int(word) for word in read_or_empty(f"/proc/{pid}/task/{thread}/children").split()]
     return pids
 
 
+@functools.cache
 def _has_lists() -> bool:
     return os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")

@@ -41,7 +41,7 @@ class Desk:
         self._waiting: list[tuple[Connection, Any, str]] = []
 
     def open(self, name: str) -> None:
-        """Listen on a socket in the current directory, for this user alone.
+        """Listen on a socket in the current directory, which is open to this user alone.
 
         Raises:
             OSError: it cannot be made.
@@ -51,7 +51,6 @@ class Desk:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.setblocking(False)
         self.listener.bind(name)
-        os.chmod(name, 0o600)
         self.listener.listen(_BACKLOG)
 
     def accept(self) -> None:

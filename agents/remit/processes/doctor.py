@@ -115,7 +115,8 @@ def _jobdirs(place: Place) -> Iterator[Path]:
 
 def _existing(place: Place, job: str) -> Path:
     jobdir = place.job(job)
-    if not job or jobdir.parent != place.jobs or not jobdir.is_dir() or jobdir.is_symlink():
+    is_name = job not in ("", ".", "..") and "/" not in job
+    if not is_name or not jobdir.is_dir() or jobdir.is_symlink():
         raise NotFound(f"no process {job!r} is left over on this node; `remit doctor` lists them", job=job)
     return jobdir
 

@@ -1,20 +1,28 @@
-"""Keepers and sweepers as real processes, forked from the daemon, which has one thread."""
+"""Keepers and sweepers as real processes, forked from the daemon, which has one thread.
+
+One keeper is forked ahead of its job and waits for it, so that a start does not
+wait for a fork. It has none of the daemon's descriptors from its first moment:
+else the lifelines of other keepers would seem alive when the daemon is killed.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import signal
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from remit.core.errors import ProcessProtocolError
 from remit.processes.adoption import sweep_job
-from remit.processes.frames import send
-from remit.processes.jobs import JobSpec
-from remit.processes.keeper import fork_keeper
+from remit.processes.containment import detect
+from remit.processes.frames import receive, send
+from remit.processes.jobs import JobSpec, boot_id
+from remit.processes.keeper import fork_keeper, run_keeper
 
 __all__ = ["SystemForks"]
 
@@ -28,26 +36,42 @@ class SystemForks:
 
     def __init__(self, *, reattach_grace_s: float) -> None:
         self._reattach_grace_s = reattach_grace_s
+        self._spare: tuple[int, socket.socket] | None = None
+
+    def prepare(self) -> None:
+        """Fork a keeper ahead of its job, if none waits; call when there is nothing better to do."""
+        if self._spare is None:
+            # What every keeper would find out for itself is found out once, in the parent.
+            detect()
+            boot_id()
+            # Without it the next start forks for itself, and reports what is wrong.
+            with contextlib.suppress(OSError):
+                self._spare = _fork(self._be_spare)
 
     def keeper(
         self, spec: JobSpec, *, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
     ) -> tuple[int, socket.socket]:
-        """Fork a keeper that starts the program."""
+        """Have a keeper start the program: the one that waits, else a new one."""
+        if self._spare is not None:
+            pid, connection = self._spare
+            self._spare = None
+            try:
+                _hand_over(connection, spec, env=env, jobdir=jobdir, stdin=stdin)
+            except (OSError, ProcessProtocolError):  # it was killed, or the job is too large to hand over
+                connection.close()
+            else:
+                return pid, connection
         forked = fork_keeper(spec, env=env, jobdir=jobdir, stdin=stdin, reattach_grace_s=self._reattach_grace_s)
         return forked.pid, forked.lifeline
 
     def sweeper(self, spec: JobSpec, *, jobdir: Path) -> tuple[int, socket.socket]:
         """Fork a process that ends what a lost keeper left, writes the result and sends it."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                pid = os.fork()
-            except OSError:
-                ours.close()
-                raise
-            if pid == 0:
-                _run_sweeper(spec, jobdir, theirs)
-        return pid, ours
+
+        def run(connection: socket.socket) -> None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            send(connection, "ended", result=sweep_job(spec, jobdir).to_dict())
+
+        return _fork(run)
 
     def reap(self) -> None:
         """Take the exit status of those that have ended, so that no zombie stays."""
@@ -55,15 +79,69 @@ class SystemForks:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
+    def close(self) -> None:
+        """Let go of the keeper that waits; it ends."""
+        if self._spare is not None:
+            self._spare[1].close()
+            self._spare = None
 
-def _run_sweeper(spec: JobSpec, jobdir: Path, connection: socket.socket) -> NoReturn:
-    """Sweep in the forked child and end it, whatever happens."""
+    def _be_spare(self, connection: socket.socket) -> None:
+        message = receive(connection)
+        if message is None:  # the daemon has gone, or needs nobody any more
+            return
+        stdin = message["stdin"]
+        run_keeper(
+            JobSpec.from_dict(message["spec"]),
+            env=message["env"],
+            jobdir=Path(message["jobdir"]),
+            lifeline=connection,
+            stdin=None if stdin is None else base64.b64decode(stdin),
+            reattach_grace_s=self._reattach_grace_s,
+        )
+
+
+def _hand_over(
+    connection: socket.socket, spec: JobSpec, *, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
+) -> None:
+    """Give a job to a keeper that waits for one; in memory, as it came.
+
+    Raises:
+        OSError: it is gone.
+        ProcessProtocolError: the job is longer than a message may be.
+    """
+    fields: dict[str, Any] = {
+        "spec": spec.to_dict(),
+        "env": dict(env),
+        "jobdir": str(jobdir),
+        "stdin": None if stdin is None else base64.b64encode(stdin).decode("ascii"),
+    }
+    send(connection, "keep", **fields)
+
+
+def _fork(run: Callable[[socket.socket], None]) -> tuple[int, socket.socket]:
+    """Run a function in a forked child that ends with it; return its pid and our end of a socket to it.
+
+    Raises:
+        OSError: no process or descriptor is left.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            raise
+        if pid == 0:
+            _run_in_child(run, theirs)
+    return pid, ours
+
+
+def _run_in_child(run: Callable[[socket.socket], None], connection: socket.socket) -> NoReturn:
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # The daemon's socket and lifelines must not live on in here when it dies.
         os.closerange(3, connection.fileno())
         os.closerange(connection.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-        send(connection, "ended", result=sweep_job(spec, jobdir).to_dict())
+        run(connection)
     except BaseException:  # a forked child must never return into the daemon's loop
         traceback.print_exc()
     finally:

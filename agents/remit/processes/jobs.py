@@ -11,11 +11,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -42,6 +44,7 @@ __all__ = [
     "StopCause",
     "boot_id",
     "fingerprint",
+    "make_durable",
     "read_record",
     "write_record",
 ]
@@ -199,6 +202,8 @@ class JobSpec(_Record):
     """Working directory, absolute; None for that of the daemon (`/`)."""
     stdin: str = "null"
     """`null`, `pipe` (written later) or `data` (given with the start)."""
+    umask: int = 0o022
+    """Rights that files of the program do not get: that of the one who asked, not of the daemon."""
     output_cap: int = OUTPUT_CAP_BYTES
     """Bytes of each stream that stay on the disk."""
     timeout_s: float | None = None
@@ -230,6 +235,8 @@ class JobSpec(_Record):
             raise InvalidArgument(f"timeout_s is {self.timeout_s!r}; give seconds from 0, or None")
         if not (self.grace_s >= 0 and math.isfinite(self.grace_s)):
             raise InvalidArgument(f"grace_s is {self.grace_s!r}; give seconds from 0")
+        if not 0 <= self.umask <= 0o777:
+            raise InvalidArgument(f"umask is {self.umask!r}; give a number from 0 to 0o777")
         if self.output_cap < 65_536:
             raise InvalidArgument(f"output_cap is {self.output_cap}; give at least 65536 bytes")
         if not os.path.isabs(self.output_dir) or (self.cwd is not None and not os.path.isabs(self.cwd)):
@@ -374,30 +381,44 @@ def write_record(path: Path, record: _Record, *, durable: bool = False) -> None:
     Args:
         path: where; an older file is replaced.
         record: what.
-        durable: wait until it is on the disk. Without, it survives the death of every
-            process, and not that of the machine, after which its processes are gone as well.
+        durable: wait as `make_durable` does.
+
+    Durability: without `durable` it survives the death of every process, and not that of the machine.
 
     Raises:
         OSError: no space, or no right; what was there before is still there.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     data = json.dumps(record.to_dict(), separators=(",", ":")).encode()
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
-            if durable:
-                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         os.rename(beside, path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise
     if durable:
-        _sync_directory(path.parent)
+        make_durable(path)
+
+
+def make_durable(path: Path) -> None:
+    """Wait until a file, and its place in its directory, are on the disk.
+
+    Raises:
+        OSError: the disk failed, or the file is gone.
+    """
+    for place, flags in ((path, 0), (path.parent, os.O_DIRECTORY)):
+        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | flags)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def read_record(path: Path, kind: type[_RecordT]) -> _RecordT | None:
@@ -423,6 +444,7 @@ def read_record(path: Path, kind: type[_RecordT]) -> _RecordT | None:
         raise ProcessProtocolError(f"{path}: {error}", version=VERSION) from error
 
 
+@functools.cache
 def boot_id() -> str:
     """Return a text that names this boot of the machine."""
     try:
@@ -434,11 +456,3 @@ def boot_id() -> str:
 def _identity(pair: Any) -> ProcessIdentity:
     pid, started = pair
     return ProcessIdentity(int(pid), float(started))
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -29,7 +29,7 @@ from typing import NoReturn
 from remit.processes.connections import Connection
 from remit.processes.containment import become_subreaper, detect
 from remit.processes.desk import Desk
-from remit.processes.jobs import SOCKET_NAME, JobSpec
+from remit.processes.jobs import SOCKET_NAME, JobSpec, boot_id
 from remit.processes.keeping import Keeping
 from remit.processes.table import ProcessIdentity
 from remit.processes.tree import identify
@@ -75,6 +75,9 @@ def fork_keeper(
     Raises:
         OSError: no process or descriptor is left; nothing was started.
     """
+    # What every keeper would find out for itself is found out once, in the parent.
+    detect(containment)
+    boot_id()
     ours, theirs = socket.socketpair()
     try:
         pid = os.fork()

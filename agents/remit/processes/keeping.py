@@ -5,7 +5,7 @@
 1. There is one cause of the end, taken once: an exit that is there before the
    first signal of a stop, or the first stop that was asked for.
 2. The exit status is the kernel's and apart from the cause.
-3. There is one result; its file comes before anybody is told.
+3. There is one result; its file is in its place before anybody is told, and on the disk before the keeper ends.
 4. Nothing of the tree is signalled once it is proven empty.
 5. A stop that comes before the program's start ends the job without it.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,8 @@ from remit.core.cause import Cause, CauseKind
 from remit.processes.capping import CappedFile, OutputGuard, keep, punch
 from remit.processes.connections import InputPipe
 from remit.processes.containment import Containment, make_cgroup
+from remit.processes.filing import JobFiles
 from remit.processes.jobs import (
-    RESULT_NAME,
-    STATE_NAME,
     ExitStatus,
     JobOutcome,
     JobPhase,
@@ -35,7 +33,6 @@ from remit.processes.jobs import (
     JobState,
     StopCause,
     boot_id,
-    write_record,
 )
 from remit.processes.launch import Launched, StartFailure, describe_failure, environment, launch
 from remit.processes.output import STDERR_NAME, STDOUT_NAME
@@ -46,9 +43,8 @@ from remit.processes.tree import identify
 __all__ = ["FAILPOINTS", "Keeping"]
 
 FAILPOINTS = (
-    "state_written",
     "forked",
-    "root_recorded",
+    "recorded",
     "gate_opened",
     "executed",
     "stop_begun",
@@ -107,7 +103,7 @@ class Keeping:
         self.report: int | None = None
         self.is_done = False
         self._env = environment(spec, env)
-        self._jobdir = jobdir
+        self._files = JobFiles(jobdir, retry_s=reattach_grace_s)
         self._stdin = stdin
         self._containment = containment
         self._reattach_grace_s = reattach_grace_s
@@ -126,7 +122,6 @@ class Keeping:
         self._asked_at = 0.0
         self._stop: TreeStop | None = None
         self._failure: StartFailure | None = None
-        self._write_until: float | None = None
         self._linger_at = 0.0
         self._goodbyes = 0
         self.state = JobState(
@@ -150,8 +145,6 @@ class Keeping:
         if self.result is not None:
             return
         try:
-            self._save()
-            self._failpoint("state_written")
             self._open_gate(self._fork())
         except OSError as error:
             stage = "files" if error.filename else "fork"
@@ -183,12 +176,13 @@ class Keeping:
         return launched
 
     def _open_gate(self, launched: Launched) -> None:
+        # Nothing of the program has run yet, and nothing will if the record cannot be made.
         try:
-            self._save()
+            self._files.save(self.state)
         except OSError:
             os.close(launched.gate)  # the child ends without having executed anything
             raise
-        self._failpoint("root_recorded")
+        self._failpoint("recorded")
         launched.open_gate()
         if self.spec.timeout_s is not None:
             self._timeout_at = time.monotonic() + self.spec.timeout_s
@@ -222,9 +216,10 @@ class Keeping:
             self._failure = StartFailure.from_report(data, self.spec)
         elif self._cause is None:
             self.state = replace(self.state, phase=JobPhase.RUNNING)
-            self._save_if_possible()
             self._failpoint("executed")
             self._tell("started", {"state": self.state.to_dict()})
+            # Afterwards: whoever adopts the job asks the keeper, and a dead keeper's job is not running.
+            self._files.save_if_possible(self.state)
 
     # -- what others ask --------------------------------------------------------------------
 
@@ -251,7 +246,7 @@ class Keeping:
         if not self.state.background:
             self.state = replace(self.state, background=True)
             self._orphan_at = None
-            self._save_if_possible()
+            self._files.save_if_possible(self.state)
 
     def adopt(self, epoch: int) -> bool:
         """Take a new supervisor; False for one that is not newer than the last."""
@@ -259,7 +254,7 @@ class Keeping:
             return False
         self.state = replace(self.state, epoch=epoch)
         self._orphan_at = None
-        self._save_if_possible()
+        self._files.save_if_possible(self.state)
         return True
 
     def lose_lifeline(self) -> None:
@@ -380,34 +375,23 @@ class Keeping:
             backgrounded=self.state.background,
         )
         self.state = replace(self.state, phase=JobPhase.ENDED, left=outcome.survivors)
-        self._write_until = now + self._reattach_grace_s
-        self._write_result(now)
+        self._files.file(self.result, now=now)
         self._failpoint("result_written")
         self._tell("ended", {"result": self.result.to_dict()})
         self._failpoint("told")
+        # Afterwards, so that nobody waits for a disk; a keeper's or a daemon's death cannot undo the file any more.
+        self._files.make_durable()
 
     def _outcome(self) -> JobOutcome:
         if self._failure is not None:
             return JobOutcome.NOT_STARTED
         return JobOutcome.EXITED if self._cause is None else self._cause.outcome
 
-    def _write_result(self, now: float) -> None:
-        if self._write_until is None or self.result is None:
-            return
-        try:
-            write_record(self._jobdir / RESULT_NAME, self.result, durable=True)
-        except OSError:
-            # A full disk may have room again soon; whoever is connected is told without waiting for that.
-            if now >= self._write_until:
-                self._write_until = None
-        else:
-            self._write_until = None
-
     def _linger(self, now: float) -> float:
         """Go on with what could not be ended or written; set `is_done` when nothing is left to do."""
         if now >= self._linger_at:
             self._linger_at = now + _LINGER_S
-            self._write_result(now)
+            self._files.retry(now)
             self._sweep()
         if not self._is_all_done():
             return _LINGER_S
@@ -417,7 +401,7 @@ class Keeping:
         return 0.005
 
     def _is_all_done(self) -> bool:
-        return self._write_until is None and self._is_empty()
+        return self._files.is_settled and self._is_empty()
 
     def _is_empty(self) -> bool:
         return self._reach is None or self._reach.is_empty
@@ -430,7 +414,7 @@ class Keeping:
         left = frozenset[int]() if self._is_empty() else self._reach.everybody() | left
         if tuple(sorted(left)) != self.state.left:
             self.state = replace(self.state, left=tuple(sorted(left)))
-            self._save_if_possible()
+            self._files.save_if_possible(self.state)
 
     def _lost_cause(self) -> Cause:
         spec = self.spec
@@ -445,13 +429,6 @@ class Keeping:
 
     def _level(self) -> str:
         return replace(self._containment, cgroup=self._cgroup is not None).level
-
-    def _save(self) -> None:
-        write_record(self._jobdir / STATE_NAME, self.state)
-
-    def _save_if_possible(self) -> None:
-        with suppress(OSError):  # the older state finds the same processes
-            self._save()
 
 
 def _nobody(word: str) -> None:

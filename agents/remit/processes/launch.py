@@ -125,6 +125,7 @@ def _become(
         if not os.read(gate, 1):
             os._exit(1)
         _prepare(stdio, cgroup)
+        os.umask(spec.umask)
         stage = "cwd"
         os.chdir(spec.cwd or "/")
         stage = "exec"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from remit.processes.jobs import boot_id
 from remit.processes.leases import MAX_TTL_S, Leases
@@ -46,15 +46,13 @@ class LeaseFile:
     def load(self, now: float) -> None:
         """Read the leases of an earlier daemon of this boot; garbage and other boots count as none."""
         try:
-            data: Any = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
+            data: dict[str, Any] = json.loads(self._path.read_bytes())
+            if data["boot"] != boot_id():
+                return
+            items: list[Any] = list(data["leases"])
+        except (OSError, ValueError, TypeError, LookupError):
             return
-        if not isinstance(data, dict) or cast(dict[str, Any], data).get("boot") != boot_id():
-            return
-        items: Any = cast(dict[str, Any], data).get("leases")
-        if not isinstance(items, list):
-            return
-        for item in cast(list[Any], items):
+        for item in items:
             try:
                 if self._leases.get(item["scope"]) is None:
                     self._leases.restore(item, now=now, limit_s=MAX_TTL_S)

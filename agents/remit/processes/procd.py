@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         forks=SystemForks(reattach_grace_s=options.reattach_grace_s),
         log=_log,
         idle_s=options.idle_s,
+        lease_s=options.lease_s,
     )
     living = server.adopt()
     _log(f"serving, pid {os.getpid()}, {living} jobs taken over")
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--detach", action="store_true", help="go into the background")
     parser.add_argument("--ready-fd", type=int, help="descriptor to write to when it serves")
     parser.add_argument("--idle-s", type=float, default=IDLE_S, help="seconds without work until it ends")
+    parser.add_argument("--lease-s", type=float, default=LEASE_S, help="seconds that a start vouches for its workspace")
     parser.add_argument(
         "--reattach-grace-s",
         type=float,

@@ -31,6 +31,7 @@ from remit.processes.adoption import adopt_all
 from remit.processes.channel import Channel
 from remit.processes.frames import peer_uid
 from remit.processes.lease_file import LeaseFile
+from remit.processes.leases import LEASE_S
 from remit.processes.place import Place
 from remit.processes.requests import Requests
 from remit.processes.stops import Stops
@@ -58,6 +59,7 @@ class Server:
         uid_of: tells whose a connection is; None where it cannot be known, which the rights of
             the directory must then answer for.
         idle_s: see `IDLE_S`.
+        lease_s: how long a start vouches for its scope, in seconds.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Server:
         log: Callable[[str], None],
         uid_of: Callable[[socket.socket], int | None] = peer_uid,
         idle_s: float = IDLE_S,
+        lease_s: float = LEASE_S,
     ) -> None:
         self._place = place
         self._listener = listener
@@ -83,7 +86,7 @@ class Server:
         self._peers: set[Channel] = set()
         self._used_at = clock.monotonic()
         self.supervisor = Supervisor(
-            place, clock=clock, timers=self._timers, forks=forks, open_channel=self._open, log=log
+            place, clock=clock, timers=self._timers, forks=forks, open_channel=self._open, log=log, lease_s=lease_s
         )
         self._stops = Stops(self.supervisor, clock=clock, log=log)
         self._lease_file = LeaseFile(place.leases, self.supervisor.leases)
@@ -108,15 +111,18 @@ class Server:
 
     def step(self, timeout_s: float) -> None:
         """Do what is due and what has come, after waiting at most that long for it."""
-        now = self._clock.monotonic()
-        due = min(self._timers.next_at(), self.supervisor.leases.next_end())
-        for key, mask in self._selector.select(max(0.0, min(timeout_s, due - now))):
+        for key, mask in self._selector.select(0) or self._wait(timeout_s):
             # What an earlier event of the same round closed must not be called any more.
             if key.fileobj in self._selector.get_map():
                 key.data(mask)
         self._forks.reap()
         self._stops.expire()
         self._timers.run(self._clock.monotonic())
+
+    def _wait(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        self._forks.prepare()
+        due = min(self._timers.next_at(), self.supervisor.leases.next_end())
+        return self._selector.select(max(0.0, min(timeout_s, due - self._clock.monotonic())))
 
     def is_idle(self) -> bool:
         """Tell whether there has been nothing to do for long."""
@@ -128,6 +134,7 @@ class Server:
     def close(self) -> None:
         """Let go of everything; keepers stay, and wait for the next daemon."""
         self.supervisor.close()
+        self._forks.close()
         for peer in tuple(self._peers):
             peer.close()
         self._listener.close()

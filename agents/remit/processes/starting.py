@@ -13,6 +13,7 @@ from pathlib import Path
 
 import remit
 from remit.core.errors import ProcdUnavailable
+from remit.processes.containment import SWITCH_VARIABLE
 from remit.processes.frames import connect
 from remit.processes.place import Place
 
@@ -30,6 +31,7 @@ _KEPT_VARIABLES = (
     *("HOME", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER"),
     *("LANG", "LC_ALL", "LC_CTYPE"),
     *("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"),
+    SWITCH_VARIABLE,
 )
 
 

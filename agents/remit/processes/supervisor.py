@@ -41,7 +41,7 @@ from remit.processes.jobs import (
     read_record,
     write_record,
 )
-from remit.processes.leases import Leases
+from remit.processes.leases import LEASE_S, Leases
 from remit.processes.place import Place
 from remit.processes.records import Claim, ClaimKind, Record, Records, RecordState, StopWish
 from remit.processes.table import ProcessIdentity, SystemTable
@@ -73,6 +73,14 @@ class Forks(Protocol):
         Raises:
             OSError: no memory, or no descriptor left.
         """
+        ...
+
+    def prepare(self) -> None:
+        """Do ahead what the next start would have to wait for."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was done ahead."""
         ...
 
     def reap(self) -> None:
@@ -135,6 +143,7 @@ class Supervisor:
         forks: makes keepers and sweepers.
         open_channel: makes channels in the loop's selector.
         log: takes one line for people.
+        lease_s: how long a start vouches for its scope, in seconds.
     """
 
     def __init__(
@@ -146,7 +155,9 @@ class Supervisor:
         forks: Forks,
         open_channel: Open,
         log: Callable[[str], None],
+        lease_s: float = LEASE_S,
     ) -> None:
+        self.lease_s = lease_s
         self.records = Records()
         self.leases = Leases()
         self._place = place
@@ -170,7 +181,7 @@ class Supervisor:
         now = self._clock.monotonic()
         claim = self.records.claim(start.spec, start.fingerprint, now=now)
         if claim.kind in (ClaimKind.START, ClaimKind.ATTACHED) and not start.spec.background:
-            self.leases.renew(start.spec.scope, now=now)
+            self.leases.renew(start.spec.scope, now=now, ttl_s=self.lease_s)
         if claim.kind is ClaimKind.START:
             self._live[start.spec.job] = _Live(starters=deque([start]))
             self._fork(start)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["READY", "ZOO", "Creature", "alive", "cull"]
+__all__ = ["READY", "ZOO", "Creature", "alive", "cull", "living"]
 
 READY = b"ready"
 """What a creature writes once it is at its hardest."""
@@ -274,7 +274,28 @@ def alive(tag: str) -> list[int]:
     """
     needle = os.fsencode(tag)
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if pid != os.getpid() and _carries(Path("/proc", str(pid)), needle)]
+    return [pid for pid in pids if pid != os.getpid() and any(needle in line for line in living(pid, "cmdline"))]
+
+
+def living(pid: int, name: str) -> Iterator[bytes]:
+    """Yield what a file of `/proc` says of a process, by its main thread or, if that has ended, by the others.
+
+    Nothing for a process of which no thread lives.
+    """
+    process = Path("/proc", str(pid))
+    try:
+        if _state(process) not in (b"Z", b"X"):
+            yield (process / name).read_bytes()
+            return
+        threads = list((process / "task").iterdir())
+    except (OSError, IndexError):  # gone, or not ours to read
+        return
+    for thread in threads:
+        try:
+            if _state(thread) not in (b"Z", b"X"):
+                yield (thread / name).read_bytes()
+        except (OSError, IndexError):  # gone meanwhile
+            continue
 
 
 def cull(tag: str) -> None:
@@ -290,20 +311,5 @@ def cull(tag: str) -> None:
             return
 
 
-def _carries(process: Path, needle: bytes) -> bool:
-    # The main thread may have ended; then only the other threads tell.
-    return any(needle in line for line in _living_command_lines(process))
-
-
-def _living_command_lines(process: Path) -> Iterator[bytes]:
-    try:
-        threads = list((process / "task").iterdir())
-    except OSError:  # gone
-        return
-    for thread in threads:
-        try:
-            state = (thread / "stat").read_bytes().rpartition(b")")[2].split()[0]
-            if state not in (b"Z", b"X"):
-                yield (thread / "cmdline").read_bytes()
-        except (OSError, IndexError):  # gone meanwhile
-            continue
+def _state(place: Path) -> bytes:
+    return (place / "stat").read_bytes().rpartition(b")")[2].split()[0]
