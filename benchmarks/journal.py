@@ -137,9 +137,8 @@ def fill_past(path: Path, runs: int, live: int) -> None:
         now = time.time() - 30 * 86_400
         journal.append(records(begin(now))).result()
         for _ in range(runs // 1_000):
-            for events in turn_of(1_000, now, ends=True):
-                last = journal.append(records(events))
-            last.result()
+            written = [journal.append(records(events)) for events in turn_of(1_000, now, ends=True)]
+            written[-1].result()
         for events in turn_of(live, now, ends=False):
             journal.append(records(events)).result()
         # What memory holds after retention from it: the live ones. A fold of all, to write the first snapshot from.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import pytest
 
 from remit.coordinator.decider import Decider
+from remit.coordinator.engine import ClusterNode
 from remit.coordinator.service import CoordinatorService, ServiceOptions
 from remit.coordinator.transaction import Settings
 from remit.core.errors import JournalError
@@ -45,8 +46,29 @@ class _Link:
 class _Engine:
     """Hosts that answer at once."""
 
-    async def spawn(self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]) -> _Link:
+    async def spawn(
+        self,
+        host_id: str,
+        resources: Mapping[str, Any],
+        on_gone: Callable[[str], None],
+        *,
+        avoid: Collection[str] = (),
+    ) -> _Link:
         return _Link()
+
+    async def find(self, host_id: str, on_gone: Callable[[str], None]) -> None: ...
+
+    async def nodes(self) -> tuple[ClusterNode, ...]:
+        return ()
+
+    async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
+        return {}
+
+    def vouch(self) -> None: ...
+
+    def release_programs(self) -> None: ...
+
+    def abort(self) -> None: ...
 
     async def kill(self, host_id: str) -> None: ...
 

@@ -25,6 +25,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ from remit.core.messages import (
     loads,
 )
 from remit.core.signal import CancelSignal
+from remit.processes.leases import LEASE_S
 from remit.telemetry import NodeSpan, start_run_span
 
 __all__ = ["AgentHost"]
@@ -106,7 +108,9 @@ class AgentHost:
         self._max_result_bytes = max_result_bytes
         self._own_process = own_process
         self._outbox = Outbox(host_id, link)
-        self._desk = ToolDesk(workspace, holder=host_id)
+        self.lease_left: Callable[[], float] = lambda: LEASE_S
+        """Seconds for which the coordinator can still be vouched for."""
+        self._desk = ToolDesk(workspace, holder=host_id, lease_left=lambda: self.lease_left())
         self._session: ClientSession | None = None
         self._session_lock = threading.Lock()
         self._env_key = ""

@@ -79,6 +79,10 @@ class Lifeline:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=_EVERY_S)
 
+    def left(self) -> float:
+        """Return the seconds for which the coordinator can still be taken to be there; 0 or less if none."""
+        return self._lease_s - (self._clock.monotonic() - self._heard)
+
     def renew(self) -> None:
         """Take note that a coordinator was heard of in another way."""
         self._heard = self._clock.monotonic()

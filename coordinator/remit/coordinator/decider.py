@@ -152,7 +152,7 @@ class Decider:
         pump(tx)
         for run_id, process in tx.effects.sweep:
             self._sweeping.setdefault(run_id, set()).add(process.pid)
-        return Decision(tx.events, tx.effects, answer, error, claim, value)
+        return Decision(tx.events, tx.effects, answer, error, claim, value=value)
 
     def decide(self, rule: Callable[[Transaction], object], now: float) -> Decision:
         """Decide by a rule of another module; what it returns is `value`, what it raises is `error`."""
@@ -340,10 +340,12 @@ class Decider:
         killed = host.killed
         tx.emit(HostGone(node_id=host_id, turn_id="", at=tx.now, reason=reason, expected=killed or expected))
         for run in runs:
-            for process in (run.processes or {}).values():
-                tx.effects.sweep.append((run.id, process))
             if run.on_host:
                 self._host_of_run_gone(tx, run, killed=killed, reason=reason)
+            if run.state is not NodeState.RETRYING:
+                # A next attempt would find its programs by their keys; nobody else looks for these.
+                tx.effects.sweep.extend((run.id, process) for process in (run.processes or {}).values())
+                tx.effects.orphans.append((host.machine, run.id))
         clear_host(tx, host_id)
 
     def _host_of_run_gone(self, tx: Transaction, run: Node, *, killed: bool, reason: str) -> None:
@@ -445,6 +447,7 @@ class Decider:
                     start_time=item.start_time,
                     machine=item.machine,
                     program=item.program,
+                    handle=item.handle,
                 )
             )
             return

@@ -181,6 +181,8 @@ class Dispatcher:
             task.add_done_callback(self._spawning.discard)
         for run_id, process in effects.sweep:
             self._sweep(run_id, process)
+        for machine, node_id in effects.orphans:
+            self._engine.sweep(node_id, 0, 0.0, machine, _no_matter)
         for host_id, reason in effects.kill:
             self._kill(host_id, reason)
         self._notify(effects, payloads)
@@ -238,6 +240,7 @@ class Dispatcher:
             after_names=tuple(nodes[name].name if name in nodes else "" for name in node.after),
             deadline_at=node.deadline_at,
             trace=brief.delegation.trace,
+            lineage=node.lineage,
             # Cancelled between the decision and the disk: the host reports it, unbegun.
             cause=node.cause,
             claims=run.claims,
@@ -339,3 +342,7 @@ class Dispatcher:
             unconfirmed=node.unconfirmed,
             attempt=node.attempt,
         )
+
+
+def _no_matter(gone: bool) -> None:
+    """Take note of nothing: what was not known of has no claim that waits for its end."""

@@ -104,15 +104,27 @@ class Engine(Protocol):
         ...
 
     def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
-        """End a tool process whose host died, if it can be reached from here.
+        """End the programs of a run, or of a turn itself, that nobody looks after any more; background ones go on.
 
         Args:
-            run_id: the run that had started it.
-            pid: its process id.
+            run_id: the run or turn that had started them.
+            pid: process id of the one that is known; 0 for none.
             start_time: its start time, as it was reported.
-            machine: where it ran.
-            on_done: called once, from any thread: whether it is proven gone.
+            machine: where they ran; empty for this one.
+            on_done: called once, from any thread: whether they are proven gone.
         """
+        ...
+
+    async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
+        """Return which programs of these runs are proven gone: run -> process ids."""
+        ...
+
+    def vouch(self) -> None:
+        """Say that the coordinator is there, to whoever ends the programs of those that are not. Returns at once."""
+        ...
+
+    def release_programs(self) -> None:
+        """End what foreground programs are left: nobody stands behind them any more. Blocks, bounded."""
         ...
 
     def exit(self) -> None:

@@ -74,6 +74,10 @@ from remit.locks import Granted, Queued, Released, event_from_dict
 __all__ = ["evolve"]
 
 
+CONTINUED = frozenset({"lost", "killed", "timed_out", "moved", "stale_host"})
+"""Ends of an attempt that leave its programs to the next one; after any other a program is started anew."""
+
+
 def evolve(state: WorkspaceState, event: Event) -> WorkspaceState:
     """Apply one event and return the same state.
 
@@ -377,6 +381,8 @@ def _attempt_ended(state: WorkspaceState, event: AttemptEnded) -> None:
     node.processes = None
     node.effects = None
     node.own_tokens, node.own_cost = 0, 0.0
+    if event.report not in CONTINUED:
+        node.lineage = event.attempt + 1
     node.state = NodeState.RETRYING
     node.retry_at = event.retry_at
     # The body was not begun, or not let go on, so this attempt is not one of those that the caller allowed.
@@ -410,7 +416,10 @@ def _process_started(state: WorkspaceState, event: ProcessStarted) -> None:
     node = state.nodes[event.node_id]
     if node.processes is None:
         node.processes = {}
-    node.processes[event.pid] = ProcessState(event.pid, event.start_time, event.machine, event.program)
+    node.processes[event.pid] = ProcessState(event.pid, event.start_time, event.machine, event.program, event.handle)
+    if node.old_processes is not None:
+        # An earlier attempt's, found again by its key.
+        node.old_processes.pop(event.pid, None)
 
 
 def _process_ended(state: WorkspaceState, event: ProcessEnded) -> None:
@@ -419,6 +428,8 @@ def _process_ended(state: WorkspaceState, event: ProcessEnded) -> None:
     node.processes_left += event.survivors
     if node.processes is not None and not event.survivors:
         node.processes.pop(event.pid, None)
+    if node.old_processes is not None and not event.survivors:
+        node.old_processes.pop(event.pid, None)
 
 
 def _effect_uncertain(state: WorkspaceState, event: EffectUncertain) -> None:

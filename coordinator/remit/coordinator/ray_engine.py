@@ -28,6 +28,7 @@ from ray.exceptions import ActorDiedError, RayError
 from remit.agents.collector import tune_collector
 from remit.coordinator.engine import ClusterNode
 from remit.coordinator.life import Life, LoopScheduler
+from remit.coordinator.programs import Programs
 from remit.coordinator.service import ServiceOptions
 from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
@@ -44,6 +45,7 @@ logger = logging.getLogger("remit.ray")
 NAMESPACE = "remit"
 _MANY = 100_000
 """Parked calls an actor may hold: one poll a client, one watch a host."""
+_SWEEP_S = 60.0
 _SPAWN_TIMEOUT_S = 120.0
 _END_S = 5.0
 """Seconds that the bodies of a host have that ends itself."""
@@ -133,6 +135,7 @@ class HostShell:
             node=ray.get_runtime_context().get_node_id(),
         )
         self._lifeline = Lifeline(host_id, self._link, self._left_alone)
+        self._host.lease_left = self._lifeline.left
         self._lifeline.start()
 
     def _left_alone(self, reason: str) -> None:
@@ -202,6 +205,7 @@ class RayEngine:
         self._watches: set[asyncio.Task[None]] = set()
         self._me = ray.get_runtime_context().current_actor
         self._machine = socket.gethostname()
+        self._programs = Programs(workspace)
 
     async def spawn(
         self,
@@ -282,14 +286,40 @@ class RayEngine:
             ray.kill(actor, no_restart=True)
 
     def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
-        """End a tool process that a dead host left on this machine."""
-        if machine != self._machine:
-            logger.warning("process %d of %s is on %s and out of reach", pid, run_id, machine)
-            on_done(False)
+        """End the programs of a run or turn, on this machine or on another one of the cluster."""
+        if machine in ("", self._machine):
+
+            def end() -> None:
+                on_done(self._programs.end(run_id))
+
+            threading.Thread(target=end, name="remit-sweep", daemon=True).start()
             return
-        threading.Thread(
-            target=_sweep, args=(run_id, pid, start_time, on_done), name="remit-sweep", daemon=True
-        ).start()
+        task = asyncio.get_running_loop().create_task(self._end_there(run_id, machine, on_done))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _end_there(self, run_id: str, machine: str, on_done: Callable[[bool], None]) -> None:
+        """End the programs of a run where they are; a node that is gone proves nothing."""
+        there = next((node for node in await self.nodes() if node.name == machine), None)
+        gone = False
+        if there is not None:
+            try:
+                gone = await asyncio.wait_for(_get(_end_programs_on(there.id, self._workspace, run_id)), _SWEEP_S)
+            except Exception as error:  # Ray raises many kinds; nothing is proven, whatever it was
+                logger.warning("programs of %s on %s are out of reach: %s", run_id, machine, error)
+        on_done(gone)
+
+    async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
+        """Ask the daemon of this machine."""
+        return await asyncio.to_thread(self._programs.gone, runs)
+
+    def vouch(self) -> None:
+        """Tell the daemon of this machine that the coordinator is there."""
+        self._programs.vouch()
+
+    def release_programs(self) -> None:
+        """End what foreground programs are left on this machine."""
+        self._programs.release()
 
     def exit(self) -> None:
         """End this coordinator's process for good."""
@@ -309,13 +339,15 @@ def _check_feasible(resources: Mapping[str, Any]) -> None:
             raise CoordinatorUnavailable(f"an agent asks for {option}={wanted} and the cluster has {there:g} in all")
 
 
-def _sweep(run_id: str, pid: int, start_time: float, on_done: Callable[[bool], None]) -> None:
-    from remit.processes.sweep import sweep
+def _end_programs_on(node_id: str, workspace: str, run_id: str) -> Any:
+    """Begin to end the programs of a run on another node; return the reference of whether that is proven."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    report = sweep(pid, start_time, token=run_id)
-    if report.survivors:
-        logger.error("processes of %s could not be stopped: %s", run_id, report.survivors)
-    on_done(not report.survivors)
+    def end() -> bool:
+        return Programs(workspace).end(run_id)
+
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(num_cpus=0, max_retries=0)(end).options(scheduling_strategy=strategy).remote()
 
 
 async def _get(ref: Any) -> Any:

@@ -42,7 +42,7 @@ class Redaction:
     def clean(self, event: _E) -> _E:
         """Return an event in which everything that the rules name is hidden; the same one if that is nothing."""
         changed: dict[str, Any] = {}
-        for name in _written_fields(type(event)):
+        for name in _written_fields(type(event)):  # type: ignore[arg-type]  # a class is hashable
             value = getattr(event, name)
             if not value:
                 continue
@@ -72,7 +72,7 @@ class Redaction:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, list):
-            return [self._walk(item) for item in cast("list[Any]", value)]
+            return [self._walk(item) for item in cast("list[object]", value)]
         if isinstance(value, dict):
             return {self._text(key): self._walk(item) for key, item in cast("dict[str, Any]", value).items()}
         return value

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -199,7 +199,7 @@ class CoordinatorService:
 
         Bounded by `ask_hosts_s` and the disk. Requests are for afterwards.
         """
-        survey = await self._dispatch.look_around(self._kept, bound_s=self._options.ask_hosts_s)
+        survey = await self._dispatch.look_around(self._kept, bound_s=self._options.ask_hosts_s, witness=self._witness)
         self._kept = ()
         now = self._clock.now()
         turns = self._decider.state.turns.values()
@@ -208,6 +208,10 @@ class CoordinatorService:
         self._dispatch.begin()
         if not self.closing.has_begun:
             self._keep_house()
+
+    async def _witness(self, runs: Collection[Node]) -> Mapping[str, frozenset[int]]:
+        """Ask who has seen the ends of programs that hosts could not tell of."""
+        return await self._engine.programs_gone([run.id for run in runs])
 
     async def call(self, method: str, blob: bytes) -> bytes:
         """Carry out one request of a client or host.
@@ -595,6 +599,7 @@ class CoordinatorService:
         state = self._decider.state
         if self._clients.people or state.live_turns or state.live_runs:
             self._busy_at = now
+            self._engine.vouch()
             if self._on_busy is not None:
                 self._on_busy()
         idle_exit_s = self._options.idle_exit_s
@@ -654,6 +659,9 @@ class CoordinatorService:
             # Nothing is decided from here on, so the snapshot under way is the last one.
             await self._snapshots.finish(_JOURNAL_S)
 
+        def close_programs() -> None:
+            self._engine.release_programs()
+
         def close_spool() -> None:
             if self._spool is not None:
                 self._spool.close()
@@ -667,7 +675,11 @@ class CoordinatorService:
             is_idle=is_idle,
             end_hosts=end_hosts,
             release=self._clients.release_all,
-            resources=(("spool", close_spool), ("journal", lambda: self._journal.close(_JOURNAL_S))),
+            resources=(
+                ("programs", close_programs),
+                ("spool", close_spool),
+                ("journal", lambda: self._journal.close(_JOURNAL_S)),
+            ),
             leave=leave,
         )
 

@@ -246,7 +246,8 @@ def _doubt(node: Node, report: ReportEnded | None) -> str:
     """Return why an attempt may still write, or the empty text if it is proven gone."""
     if report is not None and report.report == "stuck":
         return f"its body on {node.host_id} did not stop"
-    left = ", ".join(f"{p.program} ({p.pid})" for p in (node.processes or {}).values())
+    known = {**(node.old_processes or {}), **(node.processes or {})}
+    left = ", ".join(f"{p.program} ({p.pid})" for p in known.values())
     return f"not proven gone: {left}" if left else ""
 
 
@@ -280,6 +281,8 @@ def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | 
             attempt=node.attempt,
             unconfirmed=ending.unconfirmed,
         )
+    # What an earlier attempt had left for this one, and nobody has taken up.
+    tx.effects.sweep.extend((node.id, process) for process in (node.old_processes or {}).values())
     _end_claims(tx, node, report)
     end_approvals(tx, node)
     tx.emit(event, payload)
@@ -429,6 +432,9 @@ def _settle_turn(tx: Transaction, node: Node) -> None:
     _note_uncertain(tx, node, "stuck" if unconfirmed else node.report)
     end_claims(tx, node, doubt)
     end_approvals(tx, node)
+    if node.report in ("vanished", "unconfirmed", "lost"):
+        # Its holder can not have ended the programs that it had started itself.
+        tx.effects.orphans.append(("", node.id))
     tx.emit(
         TurnEnded(
             node_id=node.id,

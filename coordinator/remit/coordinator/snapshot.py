@@ -165,7 +165,7 @@ def _pack(value: Any) -> Any:
         items = [_pack(item) for item in value]
         return items if kind is list else {"$t" if kind is tuple else "$q": items}
     if isinstance(value, Mapping):
-        pairs = list(cast("Mapping[Any, Any]", value).items())
+        pairs = list(cast("Mapping[object, object]", value).items())
         if all(item is None for _, item in pairs):
             return {"$k": [_pack(key) for key, _ in pairs]}
         return {"$m": [[_pack(key), _pack(item)] for key, item in pairs]}
@@ -182,7 +182,7 @@ def _unpack(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, list):
-        return [_unpack(item) for item in cast("list[Any]", value)]
+        return [_unpack(item) for item in cast("list[object]", value)]
     ((tag, body),) = value.items()
     if tag == "$k":
         return dict.fromkeys(_unpack(key) for key in body)

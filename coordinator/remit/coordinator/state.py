@@ -84,6 +84,8 @@ class ProcessState:
     start_time: float
     machine: str
     program: str
+    handle: str = ""
+    """Its id, `proc_...`, as `remit processes` shows it."""
 
 
 class Node:
@@ -125,6 +127,7 @@ class Node:
         "id",
         "kill",
         "limits",
+        "lineage",
         "live_children",
         "moved_attempt",
         "name",
@@ -216,6 +219,8 @@ class Node:
         self.waiting_what = ""
         self.waiting_since = at
         self.processes: dict[int, ProcessState] | None = None
+        self.lineage = 1
+        """First attempt of which the present one is the continuation: it may find the programs of those again."""
         self.old_processes: dict[int, ProcessState] | None = None
         self.processes_stopped = 0
         self.processes_left: tuple[str, ...] = ()

@@ -132,7 +132,10 @@ class Effects:
     approvals: list[tuple[str, ApprovalNotice]] = field(default_factory=list[tuple[str, ApprovalNotice]])
     """(who asked, notice) for approvals that have their answer."""
     sweep: list[tuple[str, ProcessState]] = field(default_factory=list[tuple[str, ProcessState]])
-    """(run, process) of hosts that died: to be ended by somebody else."""
+    """(run, process) that nobody looks after any more: to be ended by somebody else."""
+    orphans: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """(machine, run or turn) whose programs nobody may have told of: whatever there is of them is to be ended.
+    No machine stands for the coordinator's own."""
 
 
 class Transaction:

@@ -286,6 +286,7 @@ class ProcessStarted(Event):
     start_time: float = 0.0
     machine: str = ""
     program: str = ""
+    handle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -561,9 +562,8 @@ def decode_event(kind: str, node_id: str, turn_id: str, data: Mapping[str, Any])
     values = data
     for name, restore in _RESTORE[cls]:
         if values.get(name) is not None:
-            # Copied by the first that has something to restore: most events have nothing.
-            values = dict(data) if values is data else values
-            values[name] = restore(values[name])
+            # Copied only where there is something to restore: most events have nothing.
+            values = {**values, name: restore(values[name])}
     try:
         return cls(node_id=node_id, turn_id=turn_id, **values)
     except TypeError as error:

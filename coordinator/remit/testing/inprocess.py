@@ -254,8 +254,19 @@ class InProcessEngine:
 
     def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
         """Note which process would be ended, and say what `sweeps_succeed` says."""
-        self.swept.append(pid)
+        if pid:
+            self.swept.append(pid)
         on_done(self.sweeps_succeed)
+
+    async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
+        """Return nothing: hosts in this process outlive their coordinator and tell of their programs."""
+        return {}
+
+    def vouch(self) -> None:
+        """Nothing to say: hosts in this process vouch for their programs themselves."""
+
+    def release_programs(self) -> None:
+        """Nothing to end: hosts in this process end their programs themselves."""
 
     def exit(self) -> None:
         """Nothing to end: the process is the test's."""
