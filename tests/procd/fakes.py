@@ -97,7 +97,7 @@ class FakeForks:
         self.keepers.append(FakeKeeper(spec, jobdir, env, stdin, theirs))
         return NOBODY.pid, ours
 
-    def sweeper(self, spec: JobSpec, *, jobdir: Path) -> tuple[int, socket.socket]:
+    def sweeper(self, spec: JobSpec, *, jobdir: Path, keeper: int) -> tuple[int, socket.socket]:
         """Fork nothing."""
         if self.error is not None:
             raise self.error

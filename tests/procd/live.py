@@ -168,7 +168,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool], message: str) -> None:
+def wait_for(condition: Callable[[], object], message: str) -> None:
     """Wait for a condition, long enough for a loaded machine."""
     wait_until(condition, timeout_s=LIMIT_S, message=message)
 

@@ -198,6 +198,34 @@ def test_a_killed_keeper_has_its_tree_swept(node: Node) -> None:
     node.wait_reaped()
 
 
+@pytest.mark.parametrize("switches", ["", "-cgroup", "-subreaper", "-pidfd"])
+def test_a_killed_keeper_leaves_nothing_that_hides(switches: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMIT_CONTAINMENT", switches)
+    node = Node()
+    try:
+        # Neither mark nor group nor session nor parent says whose it is; its argument tells the test.
+        argument = str(2_000_000 + os.getpid() * 10 + len(switches))
+        answer = node.run("sh", "-c", f"(env -i setsid sleep {argument} &); echo ready; sleep 1000")
+        node.wait_output(answer.job, b"ready")
+        wait_for(lambda: _sleeping(argument), "the hidden one did not come up")
+        os.kill(node.state(answer.job).keeper.pid, signal.SIGKILL)
+        result = node.client.wait(answer.job, timeout_s=LIMIT_S)
+        assert result is not None
+        assert (result.outcome, result.survivors) == (JobOutcome.KEEPER_LOST, ())
+        assert not _sleeping(argument)
+        assert node.processes() == []
+    finally:
+        for pid in _sleeping(argument):
+            os.kill(pid, signal.SIGKILL)
+        node.close()
+
+
+def _sleeping(argument: str) -> list[int]:
+    """Return the living processes that sleep for so long."""
+    found = psutil.process_iter(["cmdline"])
+    return [one.pid for one in found if one.info["cmdline"] == ["sleep", argument] and is_running(one.pid)]
+
+
 def test_keeper_and_daemon_killed_together_are_swept_by_the_next_daemon(node: Node) -> None:
     answer = node.tree(key="k")
     os.kill(node.state(answer.job).keeper.pid, signal.SIGKILL)

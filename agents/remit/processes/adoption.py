@@ -142,11 +142,16 @@ def _attach(jobdir: Path, state: JobState) -> socket.socket | None:
     return connection
 
 
-def sweep_job(spec: JobSpec, jobdir: Path) -> JobResult:
+def sweep_job(spec: JobSpec, jobdir: Path, *, ended: tuple[int, ...] = ()) -> JobResult:
     """End what a lost keeper left, write the result, and return it; blocks for up to some seconds.
 
     The program itself had the keeper's death as its own where the system offers
-    that; the rest is found by the mark in its environment, group and session.
+    that; the rest is found by its control group and by the mark in its environment.
+
+    Args:
+        spec: the job.
+        jobdir: its directory.
+        ended: processes of it that the caller has ended already.
 
     Raises:
         OSError: the result cannot be written; what was to be ended has been ended.
@@ -168,8 +173,8 @@ def sweep_job(spec: JobSpec, jobdir: Path) -> JobResult:
             spec,
             state,
             error="its keeper was killed",
-            signalled=tuple(sorted({*grouped, *report.stopped})),
-            escalated=tuple(sorted({*grouped, *(report.stopped if report.escalated else ())})),
+            signalled=tuple(sorted({*ended, *grouped, *report.stopped})),
+            escalated=tuple(sorted({*ended, *grouped, *(report.stopped if report.escalated else ())})),
             survivors=tuple(sorted({*stuck, *report.survivors})),
             denied=report.denied,
         )

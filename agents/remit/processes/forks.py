@@ -1,5 +1,10 @@
 """Keepers and sweepers as real processes, forked from the daemon, which has one thread.
 
+The daemon takes in orphans where the system lets it: whatever a killed keeper
+leaves becomes the daemon's own child, whatever its environment, group and
+session, and is ended as such. Its children are thus keepers and sweepers that
+it forked, or what such a keeper left, and nothing else.
+
 One keeper is forked ahead of its job and waits for it, so that a start does not
 wait for a fork. It has none of the daemon's descriptors from its first moment:
 else the lifelines of other keepers would seem alive when the daemon is killed.
@@ -12,6 +17,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,12 +25,18 @@ from typing import Any, NoReturn
 
 from remit.core.errors import ProcessProtocolError
 from remit.processes.adoption import sweep_job
-from remit.processes.containment import detect
+from remit.processes.containment import become_subreaper, detect
+from remit.processes.descent import children
 from remit.processes.frames import receive, send
 from remit.processes.jobs import JobSpec, boot_id
 from remit.processes.keeper import fork_keeper, run_keeper
+from remit.processes.table import SystemTable
 
 __all__ = ["SystemForks"]
+
+_ORPHANS_LIMIT_S = 1.0
+"""Longest time that the daemon stands still for what a killed keeper left; the sweeper has longer."""
+_ORPHANS_POLL_S = 0.001
 
 
 class SystemForks:
@@ -37,6 +49,12 @@ class SystemForks:
     def __init__(self, *, reattach_grace_s: float) -> None:
         self._reattach_grace_s = reattach_grace_s
         self._spare: tuple[int, socket.socket] | None = None
+        self._own: set[int] = set()
+        self._takes_in_orphans = False
+
+    def take_in_orphans(self) -> None:
+        """Let what killed keepers leave become children of this process; call it before the first fork."""
+        self._takes_in_orphans = detect().subreaper and become_subreaper()
 
     def prepare(self) -> None:
         """Fork a keeper ahead of its job, if none waits; call when there is nothing better to do."""
@@ -46,7 +64,7 @@ class SystemForks:
             boot_id()
             # Without it the next start forks for itself, and reports what is wrong.
             with contextlib.suppress(OSError):
-                self._spare = _fork(self._be_spare)
+                self._spare = self._fork(self._be_spare)
 
     def keeper(
         self, spec: JobSpec, *, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
@@ -62,22 +80,49 @@ class SystemForks:
             else:
                 return pid, connection
         forked = fork_keeper(spec, env=env, jobdir=jobdir, stdin=stdin, reattach_grace_s=self._reattach_grace_s)
+        self._own.add(forked.pid)
         return forked.pid, forked.lifeline
 
-    def sweeper(self, spec: JobSpec, *, jobdir: Path) -> tuple[int, socket.socket]:
+    def sweeper(self, spec: JobSpec, *, jobdir: Path, keeper: int) -> tuple[int, socket.socket]:
         """Fork a process that ends what a lost keeper left, writes the result and sends it."""
+        orphans = self._end_orphans(keeper)
 
         def run(connection: socket.socket) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            send(connection, "ended", result=sweep_job(spec, jobdir).to_dict())
+            send(connection, "ended", result=sweep_job(spec, jobdir, ended=orphans).to_dict())
 
-        return _fork(run)
+        return self._fork(run)
 
     def reap(self) -> None:
         """Take the exit status of those that have ended, so that no zombie stays."""
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                self._own.discard(pid)
+
+    def _fork(self, run: Callable[[socket.socket], None]) -> tuple[int, socket.socket]:
+        pid, connection = _fork(run)
+        self._own.add(pid)
+        return pid, connection
+
+    def _end_orphans(self, keeper: int) -> tuple[int, ...]:
+        """End what a killed keeper left to us, layer by layer; return the numbers.
+
+        Each is our child and not waited for, so its number cannot be anybody
+        else's. The orphans come when their keeper's death is complete, which is
+        when it can be waited for.
+        """
+        ended: set[int] = set()
+        until = time.monotonic() + _ORPHANS_LIMIT_S
+        while self._takes_in_orphans and time.monotonic() < until:
+            self.reap()
+            orphans = [entry.pid for entry in children(os.getpid(), table=SystemTable()) if entry.pid not in self._own]
+            if not orphans and keeper not in self._own:
+                break
+            for pid in orphans:
+                os.kill(pid, signal.SIGKILL)
+            ended.update(orphans)
+            time.sleep(_ORPHANS_POLL_S)
+        return tuple(sorted(ended))
 
     def close(self) -> None:
         """Let go of the keeper that waits; it ends."""

@@ -46,11 +46,13 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     os.ftruncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
+    forks = SystemForks(reattach_grace_s=options.reattach_grace_s)
+    forks.take_in_orphans()
     server = Server(
         place,
         _listen(place),
         clock=SystemClock(),
-        forks=SystemForks(reattach_grace_s=options.reattach_grace_s),
+        forks=forks,
         log=_log,
         idle_s=options.idle_s,
         lease_s=options.lease_s,

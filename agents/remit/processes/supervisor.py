@@ -67,8 +67,13 @@ class Forks(Protocol):
         """
         ...
 
-    def sweeper(self, spec: JobSpec, *, jobdir: Path) -> tuple[int, socket]:
+    def sweeper(self, spec: JobSpec, *, jobdir: Path, keeper: int) -> tuple[int, socket]:
         """Fork a process that ends what a lost keeper left, writes the result and sends it.
+
+        Args:
+            spec: the job.
+            jobdir: its directory.
+            keeper: number of the keeper that is gone, or 0.
 
         Raises:
             OSError: no memory, or no descriptor left.
@@ -337,7 +342,9 @@ class Supervisor:
             live.is_swept = True
             self._log(f"the keeper of {job} is gone; sweeping")
             try:
-                _, connection = self._forks.sweeper(record.spec, jobdir=jobdir)
+                _, connection = self._forks.sweeper(
+                    record.spec, jobdir=jobdir, keeper=live.keeper.pid if live.keeper else 0
+                )
             except OSError as error:
                 self._ended(job, _lost(job, f"its keeper was killed, and nothing could be swept: {error}"))
             else:
