@@ -40,6 +40,7 @@ class TurnBody(Body):
         self._plan = plan
         self.began = False
         self.accepted = False
+        self._refused = False
         self.notice: EndedNotice | None = None
         """The end that its holder was told of."""
 
@@ -61,13 +62,15 @@ class TurnBody(Body):
         self._session.request("open_turn", request, self._opened, patience_s=1e9)
 
     def _opened(self, answer: Answer) -> None:
-        if answer.error is None:
-            self.accepted = True
-        else:
-            self._session.untrack(self.node_id)
+        self.accepted = answer.error is None
+        self._refused = not self.accepted
 
     def _told(self, notice: Notice | None) -> None:
-        if isinstance(notice, TurnStartedNotice):
+        if self._refused:
+            # Another copy of the request has come to a session that is free by now: it is taken back.
+            if isinstance(notice, TurnStartedNotice):
+                self._finish("cancelled")
+        elif isinstance(notice, TurnStartedNotice):
             if not self.began and not self.is_over and self.notice is None:
                 self.began = True
                 self.begin()
