@@ -130,9 +130,12 @@ def test_a_daemon_killed_between_request_and_answer_starts_once(node: Node) -> N
         result = node.client.wait(answer.job, timeout_s=LIMIT_S)
         assert result is not None
         lines = log.read_text().split() if log.exists() else []
-        # Run once and known as such; or its keeper was never born, and that is said.
-        assert lines.count(str(number)) == (1 if result.outcome is JobOutcome.EXITED else 0), result
-    assert node.processes() == []
+        # Run once and known as such. Or its keeper was too slow to be taken over: then it is said to be
+        # lost, which leaves open whether it ran, and it is never run again.
+        assert result.outcome in (JobOutcome.EXITED, JobOutcome.KEEPER_LOST), result
+        assert lines.count(str(number)) <= 1, result
+        assert lines.count(str(number)) == 1 or result.outcome is JobOutcome.KEEPER_LOST, result
+    node.wait_empty()
 
 
 def test_a_second_daemon_yields_to_the_first(node: Node) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from remit.processes.containment import Cgroup
+from remit.processes.containment import Cgroup, find_cgroup
 from remit.processes.jobs import RESULT_NAME, STATE_NAME, JobOutcome, JobResult, JobState, read_record
 from remit.processes.keeping import FAILPOINTS
 from remit.processes.sweep import sweep
 from remit.testing import wait_until
-from remit.testing.zoo import ZOO
 from tests.processes.world import LIMIT_S, Job, World, marked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the observer reads /proc")
@@ -26,6 +25,8 @@ def clean_up(job: Job) -> None:
     state = read_record(job.dir / STATE_NAME, JobState)
     if state is None:  # killed before it had anything to record
         sweep(0, 0.0, token=job.tag, grace_s=0.0)
+        group = find_cgroup(job.tag)
+        wait_until(lambda: group is None or group.remove(), timeout_s=LIMIT_S)
         return
     if state.root is not None:
         sweep(state.root.pid, state.root.started, token=state.token, grace_s=0.0)
@@ -35,8 +36,7 @@ def clean_up(job: Job) -> None:
 
 def start(world: World, place: str) -> Job:
     """Start a tree that hides in another session, with a keeper that dies at a place."""
-    job_id = f"proc_{os.urandom(8).hex()}"
-    return world.start(ZOO["both"].argv(job_id), job=job_id, failpoint=place, grace_s=0.0)
+    return world.creature("both", failpoint=place, grace_s=0.0)
 
 
 @pytest.mark.faults
@@ -74,6 +74,7 @@ def test_a_program_waits_until_its_keeper_has_recorded_it(world: World, tmp_path
     wait_until(lambda: marked(job) == [], timeout_s=LIMIT_S)
     assert not (tmp_path / "ran").exists()
     assert not (job.dir / STATE_NAME).exists()
+    clean_up(job)
 
 
 def stat_of(pid: int) -> list[str]:
@@ -105,8 +106,7 @@ def test_a_keeper_that_fails_says_so_in_its_directory(world: World) -> None:
 def test_a_supervisor_and_a_keeper_killed_together_leave_what_can_be_swept() -> None:
     world = World()
     try:
-        job_id = f"proc_{os.urandom(8).hex()}"
-        job = world.start(ZOO["a thousand children"].argv(job_id, size=30), job=job_id).wait_ready()
+        job = world.creature("a thousand children", size=30).wait_ready()
         world.process.kill()
         os.kill(job.pid, signal.SIGKILL)
         world.process.wait()

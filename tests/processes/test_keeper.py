@@ -13,7 +13,6 @@ from remit.core import Cause, CauseKind
 from remit.processes.jobs import JobOutcome, JobPhase, JobResult
 from remit.processes.output import read_capture
 from remit.testing import wait_until
-from remit.testing.zoo import ZOO
 from tests.processes.world import LIMIT_S, World, marked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the observer reads /proc")
@@ -323,7 +322,7 @@ def test_what_was_written_before_the_end_is_kept(world: World) -> None:
 @pytest.mark.field_report("C7", "D13")
 def test_no_end_is_told_while_anything_is_left(world: World) -> None:
     """The leader ends at once, its grandchild does not: that is no end."""
-    job = world.start(ZOO["leader ends, grandchild stays"].argv("x"), grace_s=3600.0).wait_ready()
+    job = world.creature("leader ends, grandchild stays", grace_s=3600.0).wait_ready()
     root = job.state.root
     assert root is not None
     with job.talk() as talk:
@@ -373,7 +372,7 @@ def test_a_job_of_the_session_needs_no_lifeline(world: World) -> None:
 
 @pytest.mark.requirement("P9")
 def test_without_a_supervisor_a_foreground_job_ends_with_its_tree(world: World) -> None:
-    job = world.start(ZOO["both"].argv("x"), reattach_grace_s=0.1).wait_ready()
+    job = world.creature("both", reattach_grace_s=0.1).wait_ready()
     world.tell("drop", job=job.tag)
     result = job.result()
     assert result.outcome is JobOutcome.CANCELLED
@@ -389,7 +388,7 @@ def test_a_supervisor_that_is_killed_takes_nothing_along_and_leaves_nothing() ->
     world = World()
     try:
         adopted = world.sh("read line; exit 6", stdin_kind="pipe").wait_running()
-        left = world.start(ZOO["both"].argv("y"), reattach_grace_s=0.1).wait_ready()
+        left = world.creature("both", reattach_grace_s=0.1).wait_ready()
         world.process.kill()
         world.process.wait()
         with adopted.talk() as talk:

@@ -19,6 +19,7 @@ from pathlib import Path
 from remit.processes import frames
 from remit.processes.jobs import JobSpec, JobState, read_record
 from remit.processes.keeper import fork_keeper
+from remit.processes.containment import Cgroup
 from remit.processes.sweep import sweep
 
 containment, case = sys.argv[1:3]
@@ -82,6 +83,8 @@ else:
     # The program is dead with its keeper, and waited for by the first process, which is this one.
     until(lambda: not os.path.exists(f"/proc/{state.root.pid}") or os.waitpid(state.root.pid, os.WNOHANG)[0])
     other = stranger(state.root.pid)
+    if state.cgroup:
+        until(Cgroup(Path(state.cgroup)).remove)
     report = sweep(state.root.pid, state.root.started, token=state.token, grace_s=0.0)
     assert report.survivors == (), report
 assert other.poll() is None, "a stranger was hit"
@@ -113,8 +116,10 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.field_report("F7")
 @pytest.mark.parametrize("case", ["member", "root"])
 @pytest.mark.parametrize("containment", ["", "-subreaper,-cgroup", "-subreaper,-pidfd,-cgroup"])
-def test_a_stranger_with_the_number_of_a_member_is_never_hit(containment: str, case: str, scene: Path) -> None:
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+def test_a_stranger_with_the_number_of_a_member_is_never_hit(
+    containment: str, case: str, scene: Path, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [*UNSHARE, sys.executable, str(scene), containment, case],
         capture_output=True,

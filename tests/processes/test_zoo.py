@@ -25,11 +25,6 @@ def is_held(creature: Creature, containment: str) -> bool:
     return not creature.hides or "-subreaper" not in containment or "-cgroup" not in containment
 
 
-def begin(world: World, creature: Creature, containment: str, *, size: int = 0) -> Job:
-    job = f"proc_{os.urandom(8).hex()}"
-    return world.start(creature.argv(job, size=size), job=job, containment=containment)
-
-
 def check(*ended: tuple[Job, JobResult]) -> None:
     for job, result in ended:
         assert (result.outcome, result.survivors, result.denied) == (JobOutcome.CANCELLED, (), ()), job.spec.argv[-2:]
@@ -46,7 +41,8 @@ def test_nothing_of_any_creature_is_left(containment: str, world: World) -> None
     """All at once, so that they also have to be told apart."""
     chosen = [creature for creature in ZOO.values() if is_held(creature, containment)]
     jobs = [
-        begin(world, creature, containment, size=SMALL if "thousand" in creature.name else 0) for creature in chosen
+        world.creature(creature.name, containment=containment, size=SMALL if "thousand" in creature.name else 0)
+        for creature in chosen
     ]
     for job in jobs:
         job.wait_ready()
@@ -59,7 +55,7 @@ def test_nothing_of_any_creature_is_left(containment: str, world: World) -> None
 def test_sigterm_suffices_for_those_that_obey_and_only_for_them(containment: str, world: World) -> None:
     """All at once, so that they are also told apart."""
     chosen = [creature for creature in ZOO.values() if not creature.hides and creature.name != "a thousand children"]
-    jobs = [begin(world, creature, containment) for creature in chosen]
+    jobs = [world.creature(creature.name, containment=containment) for creature in chosen]
     for job in jobs:
         job.wait_ready()
     results = [job.stop(grace_s=30.0 if creature.obeys else 0.1) for creature, job in zip(chosen, jobs, strict=True)]
@@ -97,7 +93,7 @@ def is_running(pid: int) -> bool:
 @pytest.mark.requirement("P1", "P10")
 def test_a_thousand_children_are_stopped(world: World) -> None:
     for containment in FALLBACKS:
-        job = begin(world, ZOO["a thousand children"], containment).wait_ready()
+        job = world.creature("a thousand children", containment=containment).wait_ready()
         result = job.stop(grace_s=0.0)
         check((job, result))
         assert len(result.signalled) > 1000
@@ -111,7 +107,9 @@ def test_two_hundred_rounds_leave_nothing(world: World) -> None:
     pairs = [(ZOO[name], way) for way in FALLBACKS for name in sorted(ZOO) if is_held(ZOO[name], way)]
     rounds = [pairs[number % len(pairs)] for number in range(ROUNDS)]
     for start in range(0, ROUNDS, 10):
-        jobs = [begin(world, creature, way, size=SMALL) for creature, way in rounds[start : start + 10]]
+        jobs = [
+            world.creature(creature.name, containment=way, size=SMALL) for creature, way in rounds[start : start + 10]
+        ]
         for job in jobs:
             job.wait_ready()
         check(*[(job, job.stop(grace_s=0.05 * (number % 2))) for number, job in enumerate(jobs)])
@@ -119,7 +117,7 @@ def test_two_hundred_rounds_leave_nothing(world: World) -> None:
 
 
 def test_the_observer_sees_what_is_there_and_culls_it(world: World) -> None:
-    job = begin(world, ZOO["both, environment cleared"], "").wait_ready()
+    job = world.creature("both, environment cleared", containment="").wait_ready()
     assert alive(job.tag)
     os.kill(job.pid, 9)
     cull(job.tag)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from remit.processes import frames
+from remit.processes.containment import Cgroup
 from remit.processes.jobs import RESULT_NAME, SOCKET_NAME, STATE_NAME, JobResult, JobSpec, JobState, read_record
 from remit.testing import wait_until
-from remit.testing.zoo import READY, cull, living
+from remit.testing.zoo import READY, ZOO, living
 
 LIMIT_S = 40.0
 """Far above what anything takes on an idle machine."""
@@ -192,6 +193,11 @@ class World:
         started.pid = answer["pid"]
         return started
 
+    def creature(self, name: str, *, size: int = 0, **options: Any) -> Job:
+        """Start a creature of the zoo; the job is its tag."""
+        job = f"proc_{uuid.uuid4().hex}"
+        return self.start(ZOO[name].argv(job, size=size), job=job, **options)
+
     def sh(self, script: str, **options: Any) -> Job:
         """Start a shell script; its processes carry the tag as well."""
         name = f"proc_{uuid.uuid4().hex}"
@@ -203,12 +209,21 @@ class World:
             with suppress(ProcessLookupError):
                 if job.pid and (job.dir / SOCKET_NAME).exists():
                     os.kill(job.pid, signal.SIGKILL)
+        wait_until(self._is_clean, timeout_s=LIMIT_S, message="something cannot be ended")
+        for job in self.jobs:
             shutil.rmtree(job.dir, ignore_errors=True)
-        # One look for all: it reads the command line of every process there is.
-        for tag, pids in marked_many(self.jobs).items() if self.jobs else ():
-            if pids:
-                cull(tag)
         self.jobs.clear()
+
+    def _is_clean(self) -> bool:
+        """Kill what is left of the jobs and remove their control groups; tell whether nothing was there."""
+        left = [pid for pids in (marked_many(self.jobs).values() if self.jobs else ()) for pid in pids]
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        states = [read_record(job.dir / STATE_NAME, JobState) for job in self.jobs]
+        groups = [Cgroup(Path(state.cgroup)) for state in states if state is not None and state.cgroup]
+        are_removed = [group.remove() for group in groups]
+        return all(are_removed) and not left
 
     def close(self) -> None:
         self.cull()

@@ -38,6 +38,7 @@ __all__ = [
     "become_subreaper",
     "detect",
     "die_with_parent",
+    "find_cgroup",
     "make_cgroup",
     "switched",
 ]
@@ -197,6 +198,13 @@ def make_cgroup(name: str) -> Cgroup | None:
     except OSError:  # read-only, no right, too many, or one of that name
         return None
     return Cgroup(path)
+
+
+def find_cgroup(name: str) -> Cgroup | None:
+    """Return the control group that `make_cgroup` made for a job whose record is missing; None if there is none."""
+    parent = _cgroup_parent()
+    path = None if parent is None else parent / f"{_CGROUP_PREFIX}{name}"
+    return None if path is None or not path.is_dir() else Cgroup(path)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from remit.core.clock import SystemClock
+from remit.core.errors import ProcdUnavailable
 from remit.processes.forks import SystemForks
 from remit.processes.leases import LEASE_S
 from remit.processes.place import Place, try_lock
@@ -35,6 +36,14 @@ _BACKLOG = 1024
 def main(argv: list[str] | None = None) -> int:
     """Run the daemon; return its exit status. With `--detach`, returns in the starter at once."""
     options = _parser().parse_args(argv)
+    try:
+        return _serve(options)
+    except (ProcdUnavailable, OSError) as error:
+        _log(f"cannot serve: {error}")
+        return 1
+
+
+def _serve(options: argparse.Namespace) -> int:
     place = Place(options.state_dir)
     place.create()
     ready: int | None = options.ready_fd

@@ -15,8 +15,9 @@ from remit.processes.frames import refusal
 from remit.processes.jobs import JobResult, JobSpec, fingerprint
 from remit.processes.leases import LEASE_S, MAX_TTL_S
 from remit.processes.records import Record, StopWish
+from remit.processes.seams import Start
 from remit.processes.stops import Stops
-from remit.processes.supervisor import Start, Supervisor
+from remit.processes.supervisor import Supervisor
 from remit.processes.wire import encode_error
 
 __all__ = ["Requests"]

@@ -34,8 +34,9 @@ from remit.processes.lease_file import LeaseFile
 from remit.processes.leases import LEASE_S
 from remit.processes.place import Place
 from remit.processes.requests import Requests
+from remit.processes.seams import Forks
 from remit.processes.stops import Stops
-from remit.processes.supervisor import Forks, Supervisor
+from remit.processes.supervisor import Supervisor
 from remit.processes.timers import Timers
 
 __all__ = ["Server"]
