@@ -23,8 +23,9 @@ from pathlib import Path
 
 from table import Check, Result, parse_options, show
 
-from remit.coordinator.folding import fold_journal
+from remit.coordinator.evolve import evolve
 from remit.coordinator.snapshot import encode, freeze
+from remit.coordinator.state import WorkspaceState
 from remit.core.events import (
     CoordinatorStarted,
     Event,
@@ -133,42 +134,59 @@ def command(workspace: Path, *words: str) -> float:
 
 def fill_past(path: Path, runs: int, live: int) -> None:
     """Write a journal of so many ended runs and of live ones, as a coordinator that works leaves it."""
+    now = time.time() - 30 * 86_400
     with closing(SqliteJournal.open(path)) as journal:
-        now = time.time() - 30 * 86_400
         journal.append(records(begin(now))).result()
-        for _ in range(runs // 1_000):
+        for _ in range(min(runs, 10_000) // 1_000):
             for events in turn_of(1_000, now, ends=True):
-                last = journal.append(records(events))
-            last.result()
+                journal.append(records(events))
+        journal.append(()).result()
+    multiply(path, runs // 10_000)
+    with closing(SqliteJournal.open(path)) as journal:
+        # What is in memory when the past has left it, and so in a snapshot: hosts and live runs.
+        state = WorkspaceState()
+        for event in begin(now):
+            evolve(state, event)
         for events in turn_of(live, now, ends=False):
-            journal.append(records(events)).result()
-        # What memory holds after retention from it: the live ones. A fold of all, to write the first snapshot from.
-        with closing(journal.reader()) as reader:
-            state = fold_journal(reader).state
-            seq = reader.last_seq()
-        ended = {turn.id for turn in state.turns.values() if turn.is_ended}
-        for name in [name for name, node in state.nodes.items() if node.turn_id in ended]:
-            del state.nodes[name]
-            state.turns.pop(name, None)
+            journal.append(records(events))
+            for event in events:
+                evolve(state, event)
+        seq = journal.append(()).result()
         journal.save_snapshot(seq, encode(freeze(state))).result()
         # A tail as long as a coordinator lets it become.
         for _ in range(3):
             for events in turn_of(1_000, time.time(), ends=True):
-                journal.append(records(events)).result()
+                journal.append(records(events))
+        journal.append(()).result()
+
+
+def multiply(path: Path, times: int) -> None:
+    """Copy all turns of a journal under other names; writing a million one by one would take minutes."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        (last,) = connection.execute("SELECT max(seq) FROM events").fetchone()
+        for number in range(1, times):
+            connection.execute(
+                "INSERT INTO events SELECT seq + ?, epoch, at_unix_ms, kind, node_id || ?, turn_id || ?, terminal,"
+                " replace(data, turn_id, turn_id || ?), payload FROM events WHERE seq <= ? AND turn_id <> ''",
+                (number * last, *[f"x{number}"] * 3, last),
+            )
 
 
 RECOVER = """
 import json, resource, sys, time
 from remit.coordinator.folding import fold_journal
 from remit.journal import SqliteJournal
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1024
+before = resident()
 began = time.perf_counter()
 journal = SqliteJournal.open(sys.argv[1])
 reader = journal.reader()
 folded = fold_journal(reader)
 took = time.perf_counter() - began
 reader.close(); journal.close()
-grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+grown = resident() - before
 print(json.dumps([took, grown, len(folded.state.nodes), folded.state.live_runs, folded.tail]))
 """
 

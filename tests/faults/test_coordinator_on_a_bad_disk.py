@@ -70,7 +70,8 @@ async def work(system: Any, told: dict[str, Any]) -> BaseException | None:
 def test_no_end_that_somebody_was_told_is_lost(
     point: str, forever: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    defaults: dict[str, Any] = ClientSession.__init__.__kwdefaults__
+    defaults = ClientSession.__init__.__kwdefaults__
+    assert defaults is not None
     monkeypatch.setitem(defaults, "give_up_s", 0.2)
     for nth in range(1, 100):
         path = tmp_path / str(nth) / "journal.db"

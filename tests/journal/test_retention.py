@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -26,7 +25,7 @@ DAY = 86_400.0
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "postgres":
         server: Server = request.getfixturevalue("postgres_server")
         choose_journal(tmp_path, server.url())

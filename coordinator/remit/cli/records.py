@@ -95,9 +95,9 @@ class Records:
         for turn in reversed(self.state.turns.values()):
             return turn
         for turn_id in self.ended_turns():
-            turn = self.older_turn(turn_id)
-            if turn is not None:
-                return turn
+            older = self.older_turn(turn_id)
+            if older is not None:
+                return older
         raise NotFound(f"nothing has run in {self.workspace} yet")
 
     def payload(self, node_id: str) -> bytes | None:
