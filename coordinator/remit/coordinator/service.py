@@ -489,7 +489,7 @@ class CoordinatorService:
             self._clients.drop(client_id)
             self._decide(self._decider.client_gone(client_id, reason, now))
         self._decide(self._decider.tick(now))
-        self._dispatch.forget(self._decider.prune(now))
+        self._dispatch.forget(self._decider.prune(self._told_until(now)))
         if self._broken is None:
             self._snapshots.consider()
         state = self._decider.state
@@ -502,6 +502,11 @@ class CoordinatorService:
             self._loop.create_task(self._shutdown(("idle", 0.0)))
             return
         self._housekeeper = self._scheduler.call_at(now + self._options.housekeeping_s, self._keep_house)
+
+    def _told_until(self, now: float) -> float:
+        """Return the time before which all ends are on the disk and their holders have been told."""
+        pending = next((commit.decision.events for commit in self._commits if commit.decision.events), None)
+        return now if pending is None else min(now, pending[0][0].at)
 
     async def _shutdown(self, request: tuple[str, float]) -> bool:
         """Close in order: refuse, signal, cancel, wait (bounded), then let go of resources.
