@@ -188,3 +188,33 @@ def test_prune_forgets_ended_turns_and_keeps_what_lives() -> None:
     assert world.outcome(waiter) is Outcome.SUCCEEDED
     world.end(kept)
     assert world.decider.prune() == [with_detached, kept]
+
+
+def test_prune_keeps_what_ended_after_the_time_up_to_which_all_has_been_told() -> None:
+    world = World(keep_ended_turns=0)
+    first = world.open_turn()
+    world.finish(first)
+    world.advance(1.0)
+    told = world.now
+    second = world.open_turn("s2")
+    world.finish(second)
+    assert world.decider.prune(told) == [first]
+    world.advance(1.0)
+    assert world.decider.prune(world.now) == [second]
+
+
+def test_prune_goes_by_the_age_of_the_end_and_sooner_where_there_are_many() -> None:
+    world = World(keep_ended_s=100.0, keep_recent_s=10.0, keep_recent_nodes=3)
+    old = world.open_turn()
+    world.finish(old)
+    world.advance(50.0)
+    assert world.decider.prune(world.now) == []
+    turn = world.open_turn("s2")
+    runs = [world.run(turn) for _ in range(3)]
+    assert world.decider.prune(world.now) == [old]
+    for run in runs:
+        world.end(run)
+    world.finish(turn)
+    assert world.decider.prune(world.now) == []
+    world.advance(11.0)
+    assert world.decider.prune(world.now) == [turn, *runs]

@@ -505,7 +505,8 @@ class Decider:
         The journal keeps them. A turn with a detached run that still lives stays.
 
         Args:
-            now: coordinator time, in seconds since 1970; None not to look at their age.
+            now: coordinator time up to which everything is on the disk and told, in seconds
+                since 1970: what ended later stays. None not to look at times.
         """
         ended = [turn for turn in self.state.turns.values() if turn.is_ended]
         surplus = len(ended) - self.settings.keep_ended_turns
@@ -517,6 +518,7 @@ class Decider:
             crowded = len(self.state.nodes) > self.settings.keep_recent_nodes
             oldest = now - (self.settings.keep_recent_s if crowded else self.settings.keep_ended_s)
             doomed.update(turn.id for turn in ended if turn.ended_at is not None and turn.ended_at < oldest)
+            doomed -= {turn.id for turn in ended if turn.ended_at is not None and turn.ended_at >= now}
         if not doomed:
             return []
         live = {n.turn_id for n in self.state.nodes.values() if not n.is_ended}

@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from remit.core.errors import InvalidArgument
 from remit.core.events import Event
@@ -42,7 +41,7 @@ class Redaction:
     def clean(self, event: _E) -> _E:
         """Return an event in which everything that the rules name is hidden; the same one if that is nothing."""
         changed: dict[str, Any] = {}
-        for name in _written_fields(type(event)):  # type: ignore[arg-type]  # a class is hashable
+        for name in _written_fields(event.kind, type(event)):
             value = getattr(event, name)
             if not value:
                 continue
@@ -71,17 +70,23 @@ class Redaction:
         """Apply the patterns to every text of a document; JSON's escapes would hide what they look for."""
         if isinstance(value, str):
             return self._text(value)
-        if isinstance(value, list):
-            return [self._walk(item) for item in cast("list[object]", value)]
-        if isinstance(value, dict):
-            return {self._text(key): self._walk(item) for key, item in cast("dict[str, Any]", value).items()}
+        if _is_list(value):
+            return [self._walk(item) for item in value]
+        if _is_mapping(value):
+            return {self._text(key): self._walk(item) for key, item in value.items()}
         return value
 
 
-@cache
-def _written_fields(kind: type[Event]) -> tuple[str, ...]:
-    wanted = _TEXTS | _DOCUMENTS | {"cause"}
-    return tuple(each.name for each in fields(kind) if each.name in wanted)
+_fields_of: dict[str, tuple[str, ...]] = {}
+"""Kind of event -> its fields that may hold something; filled as kinds come by."""
+
+
+def _written_fields(kind: str, cls: type[Event]) -> tuple[str, ...]:
+    found = _fields_of.get(kind)
+    if found is None:
+        wanted = _TEXTS | _DOCUMENTS | {"cause"}
+        found = _fields_of[kind] = tuple(each.name for each in fields(cls) if each.name in wanted)
+    return found
 
 
 def load_redaction(workspace: str | Path) -> Redaction | None:
@@ -97,22 +102,36 @@ def load_redaction(workspace: str | Path) -> Redaction | None:
     """
     path = Path(workspace) / ".remit" / _FILE
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"cannot read the rules of redaction in {str(path)!r}: {error}; mend or remove it"
         ) from error
-    unknown = set(document) - {"keys", "patterns"} if isinstance(document, dict) else {"a list or a value"}
+    rules: dict[str, Any] = document if _is_mapping(document) else {"a list or a value": None}
+    unknown = rules.keys() - {"keys", "patterns"}
     if unknown:
         named = ", ".join(sorted(unknown))
         raise InvalidArgument(f"{str(path)!r} must be a mapping of keys and patterns, and has {named}")
-    keys, patterns = document.get("keys", []), document.get("patterns", [])
-    for name, found in (("keys", keys), ("patterns", patterns)):
-        if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
-            raise InvalidArgument(f"{name} in {str(path)!r} must be a list of texts that are not empty")
+    keys, patterns = _words(rules, "keys", path), _words(rules, "patterns", path)
     return Redaction(frozenset(key.lower() for key in keys), tuple(_compiled(each, path) for each in patterns))
+
+
+def _words(rules: dict[str, Any], name: str, path: Path) -> list[str]:
+    found: Any = rules.get(name, [])
+    words = [each for each in found if isinstance(each, str) and each] if _is_list(found) else []
+    if not _is_list(found) or len(words) != len(found):
+        raise InvalidArgument(f"{name} in {str(path)!r} must be a list of texts that are not empty")
+    return words
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _compiled(pattern: str, path: Path) -> re.Pattern[str]:

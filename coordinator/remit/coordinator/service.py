@@ -590,9 +590,7 @@ class CoordinatorService:
             reason = "it did not come back after the coordinator was restarted"
             self._decide(self._decider.client_gone(client_id, reason, now))
         self._decide(self._decider.tick(now))
-        if not self._commits:
-            # What follows from a decision that waits for the disk is about nodes that must still be known.
-            self._dispatch.forget(self._decider.prune(now))
+        self._dispatch.forget(self._decider.prune(self._told_until(now)))
         self._dispatch.tidy()
         if self._broken is None:
             self._snapshots.consider()
@@ -607,6 +605,11 @@ class CoordinatorService:
             self.close_soon("idle", 0.0)
             return
         self._housekeeper = self._scheduler.call_at(now + self._options.housekeeping_s, self._keep_house)
+
+    def _told_until(self, now: float) -> float:
+        """Return the time before which all ends are on the disk and their holders have been told."""
+        pending = next((commit.decision.events for commit in self._commits if commit.decision.events), None)
+        return now if pending is None else min(now, pending[0][0].at)
 
     async def _shutdown(self, request: tuple[str, float]) -> bool:
         reason, timeout_s = request

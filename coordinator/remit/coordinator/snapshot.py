@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 from remit.coordinator import state as state_module
 from remit.coordinator.state import Node, NodeState, Pool, WorkspaceState
@@ -72,7 +72,7 @@ def freeze(state: WorkspaceState) -> FrozenState:
                 parked[state.nodes[name].pool].append(name)
         values = _READ_NODE(node)
         if node.live_children or node.processes or node.dependents:
-            values = tuple(value.copy() if isinstance(value, dict | list) else value for value in values)
+            values = tuple(_copied(value) for value in values)
         nodes.append(values)
     return FrozenState(
         nodes=nodes,
@@ -81,6 +81,10 @@ def freeze(state: WorkspaceState) -> FrozenState:
         locks=state.locks.to_dict(),
         rest={name: _pack(value) for name, value in vars(state).items() if name not in _APART},
     )
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if value.__class__ in (dict, list) else value
 
 
 def encode(frozen: FrozenState) -> bytes:
@@ -156,7 +160,7 @@ def _pack_node(values: tuple[Any, ...]) -> dict[str, Any]:
 
 def _pack(value: Any) -> Any:
     """Return a value as JSON has it; what JSON lacks becomes a mapping with one telling key."""
-    kind = type(value)
+    kind = value.__class__
     if kind in _PLAIN:
         return value
     if isinstance(value, Enum):
@@ -164,12 +168,16 @@ def _pack(value: Any) -> Any:
     if kind is tuple or kind is list or kind is deque:
         items = [_pack(item) for item in value]
         return items if kind is list else {"$t" if kind is tuple else "$q": items}
-    if isinstance(value, Mapping):
-        pairs = list(cast("Mapping[object, object]", value).items())
+    if _is_mapping(value):
+        pairs = list(value.items())
         if all(item is None for _, item in pairs):
             return {"$k": [_pack(key) for key, _ in pairs]}
         return {"$m": [[_pack(key), _pack(item)] for key, item in pairs]}
     return {"$o": [_known(kind), {each.name: _pack(getattr(value, each.name)) for each in fields(value)}]}
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _known(kind: type[Any]) -> str:
@@ -181,8 +189,8 @@ def _known(kind: type[Any]) -> str:
 def _unpack(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, list):
-        return [_unpack(item) for item in cast("list[object]", value)]
+    if value.__class__ is list:
+        return [_unpack(item) for item in value]
     ((tag, body),) = value.items()
     if tag == "$k":
         return dict.fromkeys(_unpack(key) for key in body)

@@ -559,11 +559,13 @@ def decode_event(kind: str, node_id: str, turn_id: str, data: Mapping[str, Any])
     cls = _KINDS.get(kind)
     if cls is None:
         raise JournalTooNew(f"the journal holds an event of kind {kind!r}, which this version does not know; {_ADVICE}")
-    values = data
+    own: dict[str, Any] | None = None
     for name, restore in _RESTORE[cls]:
-        if values.get(name) is not None:
-            # Copied only where there is something to restore: most events have nothing.
-            values = {**values, name: restore(values[name])}
+        if data.get(name) is not None:
+            # Copied by the first that has something to restore: most events have nothing.
+            own = dict(data) if own is None else own
+            own[name] = restore(data[name])
+    values = data if own is None else own
     try:
         return cls(node_id=node_id, turn_id=turn_id, **values)
     except TypeError as error:

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, cast
 
 import psycopg
@@ -38,6 +40,8 @@ from remit.journal.writer import DatabaseJournal
 __all__ = ["PostgresConnection", "PostgresJournal", "PostgresReader", "connect_maintenance"]
 
 _CONNECT_TIMEOUT_S = 10
+_TRIES = 6
+_PAUSE_S = 0.05
 _TABLES = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE events (seq BIGINT PRIMARY KEY, epoch BIGINT NOT NULL, at_unix_ms BIGINT NOT NULL,"
@@ -118,7 +122,9 @@ class PostgresConnection:
         """Do nothing: what has been committed is in the schema, or the commit would have failed."""
 
     def tidy(self) -> None:
-        """Do nothing: the server keeps itself in order."""
+        """Free the writer's lock now: the server notices the end of a connection a moment later."""
+        with suppress(psycopg.Error):  # then it does so all the same
+            self.raw.execute("SELECT pg_advisory_unlock_all()")
 
     def close(self) -> None:
         """Let go of it; the server takes an open transaction back and frees the lock."""
@@ -249,8 +255,11 @@ def _own(connection: PostgresConnection) -> None:
     Raises:
         JournalBusy: another connection has it.
     """
-    if connection.query("SELECT pg_try_advisory_lock(?)", _lock_key(connection.schema))[0][0]:
-        return
+    # A killed writer's lock is freed a moment after its death.
+    for _ in range(_TRIES):
+        if connection.query("SELECT pg_try_advisory_lock(?)", _lock_key(connection.schema))[0][0]:
+            return
+        time.sleep(_PAUSE_S)
     pid = epoch = None
     machine = ""
     if "epochs" in connection.tables():

@@ -30,7 +30,7 @@ from typing import Protocol, TypeAlias
 from remit.core.errors import JournalError, JournalFenced
 from remit.journal.connection import Connection, EventRow
 from remit.journal.record import JournalRecord, Row, duplicate_terminal, encode_records
-from remit.journal.store import DEFAULT_CLOSE_TIMEOUT_S
+from remit.journal.store import DEFAULT_CLOSE_TIMEOUT_S, JournalReader
 
 __all__ = ["FAILPOINTS", "DatabaseJournal", "JournalStatistics", "Ownership"]
 
@@ -152,6 +152,14 @@ class DatabaseJournal:
                 return future
         future.set_exception(_refused(refusal))
         return future
+
+    def reader(self) -> JournalReader:
+        """Return a new reader of this journal; see `Journal.reader`.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        raise NotImplementedError  # each database has its own
 
     def statistics(self) -> JournalStatistics:
         """Return what was done so far."""
