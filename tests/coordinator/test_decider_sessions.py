@@ -272,8 +272,10 @@ def test_histories_are_bounded_and_named_sessions_are_not_forgotten(monkeypatch:
     w.finish(w.open_turn(nameless))
     w.finish(w.open_turn(limited, session_limits=Limits(tokens=5)))
     w.finish(w.open_turn("last"))
+    monkeypatch.setattr("remit.coordinator.conversation.KEPT_PRUNED", 2)
     gone = w.decider.prune()
     assert len(gone) == 8
+    assert (len(conversation.turns), conversation.count) == (2, 6)
     assert set(w.state.conversations) == {"s1", limited, "last"}
     w.open_turn(session_limits=Limits(tokens=6))
     assert w.last.error is not None, "what it has spent is remembered"

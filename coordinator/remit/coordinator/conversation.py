@@ -5,8 +5,8 @@ The handlers here belong to `evolve`: no decisions, no clock, no I/O.
 **Invariants**
 
 1. A session that was named by its caller, or that has a budget, is remembered for
-   good; of its turns the latest `KEPT_TURNS` are. What was named by nobody goes
-   with its turns.
+   good; of its turns the latest `KEPT_TURNS` are, and of those that are pruned
+   `KEPT_PRUNED`. What was named by nobody goes with its turns.
 2. An open approval is in `approvals` and in its node's `asking`; an answered one is
    in `approvals` and `answered` until `KEPT_ANSWERS` newer ones are.
 3. Spending of a node is in its own totals, in those of everything above it
@@ -50,6 +50,8 @@ __all__ = [
 
 KEPT_TURNS = 100
 """Turns of one session that its history shows."""
+KEPT_PRUNED = 10
+"""Turns that a session keeps in memory once they are pruned; the journal has the others."""
 KEPT_ANSWERS = 1_000
 """Answered approvals kept in memory, so that a late answer hears what was decided."""
 _SHOWN = 20
@@ -164,6 +166,10 @@ def forget_turns(state: WorkspaceState, gone: list[str]) -> None:
     for name, conversation in list(state.conversations.items()):
         if conversation.is_nameless and all(turn in doomed for turn in conversation.turns):
             del state.conversations[name]
+            continue
+        pruned = [turn for turn in conversation.turns if turn not in state.nodes]
+        for turn in pruned[:-KEPT_PRUNED]:
+            del conversation.turns[turn]
 
 
 # -- approvals -------------------------------------------------------------------------
