@@ -133,15 +133,15 @@ def _steps(state: WorkspaceState, turn: Node) -> dict[str, Any]:
 
 def note_unfinished(state: WorkspaceState, turn: Node, run: Node, event: RunEnded) -> None:
     """Note a run of the turn itself that did not succeed."""
+    if turn.bad_children > _SHOWN:
+        return  # by the thousand when a wide turn is cancelled; its end tells the count
     conversation = state.conversations.get(turn.session_id)
     record = None if conversation is None else conversation.turns.get(turn.id)
     if conversation is None or record is None:
         return
-    listed = record.unfinished
-    if len(listed) < _SHOWN:
-        reason = event.error or ("" if event.cause is None else event.cause.describe())
-        listed = (*listed, UnfinishedRun(run.name or run.agent or run.id, event.outcome, reason[:200]))
-    conversation.turns[turn.id] = replace(record, unfinished=listed, unfinished_count=record.unfinished_count + 1)
+    reason = event.error or ("" if event.cause is None else event.cause.describe())
+    listed = (*record.unfinished, UnfinishedRun(run.name or run.agent or run.id, event.outcome, reason[:200]))
+    conversation.turns[turn.id] = replace(record, unfinished=listed, unfinished_count=turn.bad_children)
 
 
 def note_turn_ended(state: WorkspaceState, turn: Node, event: TurnEnded) -> None:
@@ -151,6 +151,7 @@ def note_turn_ended(state: WorkspaceState, turn: Node, event: TurnEnded) -> None
         "outcome": event.outcome,
         "cause": event.cause,
         "unconfirmed": event.unconfirmed,
+        "unfinished_count": turn.bad_children,
     }
     if event.cause is None:
         changes.update(steps=turn.child_count, steps_done=turn.child_count, at_work=())
