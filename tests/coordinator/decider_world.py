@@ -7,6 +7,7 @@ invariants at the top of `decider.py` hold.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -75,8 +76,10 @@ def same(live: WorkspaceState, folded: WorkspaceState) -> str:
     if live.fail_fast != folded.fail_fast:
         return f"fail_fast: {live.fail_fast} is not {folded.fail_fast}"
     for session_id, conversation in live.conversations.items():
-        if folded.conversations[session_id] != conversation:
-            return f"{conversation} is not {folded.conversations[session_id]}"
+        whole = folded.conversations[session_id]
+        turns = {name: turn for name, turn in whole.turns.items() if name in conversation.turns}
+        if dataclasses.replace(whole, turns=turns) != conversation:
+            return f"{conversation} is not {whole}"
     for approval_id, record in live.approvals.items():
         if folded.approvals[approval_id] != record:
             return f"{record} is not {folded.approvals[approval_id]}"

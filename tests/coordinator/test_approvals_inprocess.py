@@ -198,6 +198,9 @@ async def test_a_turn_asks_for_itself_and_policies_answer_at_once(tmp_path: Path
         for action, timeout_s in (("", None), ("a", 0.0), ("a", float("nan"))):
             with pytest.raises(InvalidArgument):
                 await turn.approve(action, timeout_s=timeout_s)
+        with pytest.raises(ApprovalDenied):
+            await turn.approve("rm --password=hunter2")
+        assert "hunter2" not in repr(await w.coordinator.approvals(everything=True))
         waiting = asyncio.ensure_future(turn.approve("write b.py"))
         (record,) = await until_asked(w)
         assert (await w.coordinator.run(turn.id)).waiting_for == f"approval of write b.py ({record.id})"

@@ -237,6 +237,20 @@ def test_a_turn_may_claim_success_only_if_every_run_succeeded() -> None:
     assert w.history()[-1].is_complete
 
 
+def test_of_many_runs_that_did_not_succeed_the_first_are_named_and_all_are_counted() -> None:
+    w = ConversationWorld(check=False)
+    turn = w.open_turn()
+    runs = w.delegate(turn, 50)
+    w.cancel(turn)
+    for run in runs:
+        w.unwind(run)
+    assert len(w.history()[0].unfinished) == 20
+    w.finish(turn, "cancelled")
+    (record,) = w.history()
+    assert (len(record.unfinished), record.unfinished_count, record.steps, record.steps_done) == (20, 50, 50, 0)
+    assert len(record.at_work) == 20
+
+
 @pytest.mark.field_report("J9")
 @pytest.mark.parametrize("ended", range(4))
 def test_whenever_a_turn_of_three_runs_is_cancelled_each_is_closed_once_and_the_session_goes_on(ended: int) -> None:
@@ -272,8 +286,10 @@ def test_histories_are_bounded_and_named_sessions_are_not_forgotten(monkeypatch:
     w.finish(w.open_turn(nameless))
     w.finish(w.open_turn(limited, session_limits=Limits(tokens=5)))
     w.finish(w.open_turn("last"))
+    monkeypatch.setattr("remit.coordinator.conversation.KEPT_PRUNED", 2)
     gone = w.decider.prune()
     assert len(gone) == 8
+    assert (len(conversation.turns), conversation.count) == (2, 6)
     assert set(w.state.conversations) == {"s1", limited, "last"}
     w.open_turn(session_limits=Limits(tokens=6))
     assert w.last.error is not None, "what it has spent is remembered"

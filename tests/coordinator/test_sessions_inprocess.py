@@ -10,7 +10,7 @@ import pytest
 
 from remit.agents import RunOptions
 from remit.agents.payload import decode
-from remit.coordinator import Limits
+from remit.coordinator import Coordinator, Limits
 from remit.core import CauseKind, InvalidArgument, Outcome, RunCancelled, RunFailed, SessionBusy, TurnCancelled
 from remit.core.errors import BudgetExceeded, NotFound
 from remit.core.events import EffectUncertain
@@ -176,6 +176,12 @@ async def test_a_session_without_money_takes_no_turn(tmp_path: Path) -> None:
             w.coordinator.turn("next", session="s", session_limits=Limits(max_depth=1))
 
 
+def test_a_workspace_has_no_budget(tmp_path: Path) -> None:
+    for limits in (Limits(tokens=1), Limits(cost=1.0)):
+        with pytest.raises(InvalidArgument, match="no budget"):
+            Coordinator.open(tmp_path, limits=limits)
+
+
 # -- effects and partial results -------------------------------------------------------
 
 
@@ -222,7 +228,7 @@ async def test_an_effect_that_ends_during_a_cancel_is_confirmed(tmp_path: Path) 
         receipt = await run.cancel()
         w.stage.open_gate("go")
         await receipt.quiet(20)
-        assert run.outcome is Outcome.CANCELLED
+        assert await run.wait() is Outcome.CANCELLED
         assert [event.kind for event in w.events(*EFFECTS)] == list(EFFECTS)
         assert uncertain(w) == []
         assert w.stage.notes()[-1] == "another one was not begun"

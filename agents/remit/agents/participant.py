@@ -110,7 +110,8 @@ class Participant(ToolHolder):
         this attempt alone.
 
         Args:
-            action: what is to be done, in the form that rules match: `deploy prod`.
+            action: what is to be done, in the form that rules match: `deploy prod`. What
+                looks like a secret in it is masked before it leaves this process.
             details: more for people; shown bounded and redacted.
             timeout_s: seconds until it expires; None for no limit but the deadline's.
 
@@ -132,7 +133,7 @@ class Participant(ToolHolder):
         session = self.session
         approval_id = session.ids.approval()
         waiter = _Answer(self, asyncio.get_running_loop())
-        request = AskApproval(approval_id, self._node_id, self._attempt, action, _shown(details), timeout_s)
+        request = AskApproval(approval_id, self._node_id, self._attempt, _shown(action), _shown(details), timeout_s)
         session.track(approval_id, waiter)
         answered = False
         try:
@@ -254,7 +255,7 @@ class Participant(ToolHolder):
         if not what:
             raise InvalidArgument("an effect needs a text that says what it is")
         self._signal.raise_if_set()
-        effect = Effect(self.session.ids.new("effect"), short_text(what, _PREVIEW_BYTES))
+        effect = Effect(self.session.ids.new("effect"), _shown(what))
         await self._watched(self.session.request("note_effect", self._effect_note(effect, ended=False)))
         self._signal.raise_if_set()
         try:
@@ -302,7 +303,7 @@ def short_text(text: str, max_bytes: int) -> str:
 
 
 def _shown(details: Any) -> str:
-    """Return what people are shown of details: bounded, redacted, a text as it is."""
+    """Return what people are shown: bounded, redacted, a text as it is."""
     text = mask_text(details) if isinstance(details, str) else short_preview(details, _PREVIEW_BYTES)
     return short_text(text, _PREVIEW_BYTES)
 

@@ -5,8 +5,8 @@ The handlers here belong to `evolve`: no decisions, no clock, no I/O.
 **Invariants**
 
 1. A session that was named by its caller, or that has a budget, is remembered for
-   good; of its turns the latest `KEPT_TURNS` are. What was named by nobody goes
-   with its turns.
+   good; of its turns the latest `KEPT_TURNS` are, and of those that are pruned
+   `KEPT_PRUNED`. What was named by nobody goes with its turns.
 2. An open approval is in `approvals` and in its node's `asking`; an answered one is
    in `approvals` and `answered` until `KEPT_ANSWERS` newer ones are.
 3. Spending of a node is in its own totals, in those of everything above it
@@ -50,6 +50,8 @@ __all__ = [
 
 KEPT_TURNS = 100
 """Turns of one session that its history shows."""
+KEPT_PRUNED = 10
+"""Turns that a session keeps in memory once they are pruned; the journal has the others."""
 KEPT_ANSWERS = 1_000
 """Answered approvals kept in memory, so that a late answer hears what was decided."""
 _SHOWN = 20
@@ -131,15 +133,15 @@ def _steps(state: WorkspaceState, turn: Node) -> dict[str, Any]:
 
 def note_unfinished(state: WorkspaceState, turn: Node, run: Node, event: RunEnded) -> None:
     """Note a run of the turn itself that did not succeed."""
+    if turn.bad_children > _SHOWN:
+        return  # by the thousand when a wide turn is cancelled; its end tells the count
     conversation = state.conversations.get(turn.session_id)
     record = None if conversation is None else conversation.turns.get(turn.id)
     if conversation is None or record is None:
         return
-    listed = record.unfinished
-    if len(listed) < _SHOWN:
-        reason = event.error or ("" if event.cause is None else event.cause.describe())
-        listed = (*listed, UnfinishedRun(run.name or run.agent or run.id, event.outcome, reason[:200]))
-    conversation.turns[turn.id] = replace(record, unfinished=listed, unfinished_count=record.unfinished_count + 1)
+    reason = event.error or ("" if event.cause is None else event.cause.describe())
+    listed = (*record.unfinished, UnfinishedRun(run.name or run.agent or run.id, event.outcome, reason[:200]))
+    conversation.turns[turn.id] = replace(record, unfinished=listed, unfinished_count=turn.bad_children)
 
 
 def note_turn_ended(state: WorkspaceState, turn: Node, event: TurnEnded) -> None:
@@ -149,6 +151,7 @@ def note_turn_ended(state: WorkspaceState, turn: Node, event: TurnEnded) -> None
         "outcome": event.outcome,
         "cause": event.cause,
         "unconfirmed": event.unconfirmed,
+        "unfinished_count": turn.bad_children,
     }
     if event.cause is None:
         changes.update(steps=turn.child_count, steps_done=turn.child_count, at_work=())
@@ -164,6 +167,10 @@ def forget_turns(state: WorkspaceState, gone: list[str]) -> None:
     for name, conversation in list(state.conversations.items()):
         if conversation.is_nameless and all(turn in doomed for turn in conversation.turns):
             del state.conversations[name]
+            continue
+        pruned = [turn for turn in conversation.turns if turn not in state.nodes]
+        for turn in pruned[:-KEPT_PRUNED]:
+            del conversation.turns[turn]
 
 
 # -- approvals -------------------------------------------------------------------------
