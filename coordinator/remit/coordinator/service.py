@@ -21,6 +21,7 @@ from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.dispatch import Dispatcher
 from remit.coordinator.engine import ClusterNode, Engine, Scheduler, TimerHandle
 from remit.coordinator.mailbox import Mailboxes
+from remit.coordinator.survey import ProgramWitness
 from remit.coordinator.transaction import Settings
 from remit.coordinator.views import (
     NodeView,
@@ -84,7 +85,7 @@ class ServiceOptions:
     """End when nobody has needed the coordinator for this long; None for never."""
     housekeeping_s: float = 0.5
     """How often lapsed clients and idle hosts are looked for."""
-    ask_hosts_s: float = 5.0
+    ask_hosts_s: float = 10.0
     """Seconds that the hosts of an earlier life have to say what they have."""
     come_back_s: float = 10.0
     """Seconds that the holders of turns have to come back after a restart."""
@@ -114,6 +115,7 @@ class CoordinatorService:
         on_busy: called now and then while somebody needs this coordinator.
         spool: keeps what it takes to begin runs for later lives; None for not at all.
         kept: what earlier lives have kept.
+        witness: who knows what became of programs while no coordinator was there.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class CoordinatorService:
         on_busy: Callable[[], None] | None = None,
         spool: BriefSpool | None = None,
         kept: Sequence[Briefs] = (),
+        witness: ProgramWitness | None = None,
     ) -> None:
         self._options = options
         self._journal = journal
@@ -139,6 +142,7 @@ class CoordinatorService:
         self._clients = Mailboxes()
         self._spool = spool
         self._kept = kept
+        self._witness = witness
         self._dispatch = Dispatcher(self._decider.state, engine, self._clients, self, epoch=journal.epoch, spool=spool)
         self._commits: deque[_Commit] = deque()
         self._quiet_waiters: dict[str, list[asyncio.Future[None]]] = {}
@@ -181,7 +185,8 @@ class CoordinatorService:
 
         Bounded by `ask_hosts_s` and the disk. Requests are for afterwards.
         """
-        survey = await self._dispatch.look_around(self._kept, bound_s=self._options.ask_hosts_s)
+        bound_s = self._options.ask_hosts_s
+        survey = await self._dispatch.look_around(self._kept, bound_s=bound_s, witness=self._witness)
         self._kept = ()
         now = self._clock.now()
         turns = self._decider.state.turns.values()
