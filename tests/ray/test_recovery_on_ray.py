@@ -253,20 +253,41 @@ def test_hosts_whose_coordinator_is_gone_for_good_end_themselves_and_their_work(
     assert not [entry for entry in named if ray_engine.host_name(str(tmp_path.resolve()), "") in entry["name"]]
 
 
+_SECOND_NODE = """
+import sys, time
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+
+# As in ray.cluster_utils: `ray start` refuses to join a cluster that is on loopback alone.
+Node(
+    RayParams(
+        gcs_address=sys.argv[1],
+        node_ip_address="127.0.0.1",
+        num_cpus=2,
+        object_store_memory=100_000_000,
+        min_worker_port=0,
+        max_worker_port=0,
+        temp_dir=sys.argv[2],
+    ),
+    head=False,
+    spawn_reaper=False,
+)
+time.sleep(600)
+"""
+
+
 @contextmanager
-def second_node(environment: dict[str, str], address: str) -> Iterator[Callable[[], None]]:
+def second_node(environment: dict[str, str], address: str, log: Path) -> Iterator[Callable[[], None]]:
     """Start another node of the cluster on this machine; yields what kills it like a power cut."""
-    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start"]
-    command += [
-        f"--address={address}",
-        "--node-ip-address=127.0.0.1",
-        "--num-cpus=2",
-        "--block",
-        "--disable-usage-stats",
-    ]
-    node = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    temp_dir = str(Path(environment["REMIT_STATE_DIR"]) / "ray")
+    with log.open("wb") as output:
+        node = subprocess.Popen(
+            [sys.executable, "-c", _SECOND_NODE, address, temp_dir],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def cut() -> None:
         found = psutil.Process(node.pid).children(recursive=True) if psutil.pid_exists(node.pid) else []
@@ -323,6 +344,6 @@ def test_work_moves_off_a_drained_node_and_survives_a_lost_one(
             # One attempt was moved and one was lost: only the second has used up the retry.
             assert await run.result() == 3
 
-    with second_node(ray_node, record.address) as cut:
+    with second_node(ray_node, record.address, tmp_path / "node.log") as cut:
         asyncio.run(main(cut))
     assert len({pid for _, pid in attempts()}) == 3

@@ -14,6 +14,7 @@ from remit.coordinator.folding import fold_journal
 from remit.coordinator.redaction import load_redaction
 from remit.coordinator.service import CoordinatorService, ServiceOptions
 from remit.coordinator.state import WorkspaceState
+from remit.coordinator.survey import ProgramWitness
 from remit.coordinator.transaction import Settings
 from remit.core.clock import Clock, SystemClock
 from remit.journal import Journal, JournalReader, journal_location, open_journal
@@ -94,6 +95,7 @@ class Life:
         scheduler: LoopScheduler,
         on_busy: Callable[[], None] | None = None,
         journal: Journal | None = None,
+        witness: ProgramWitness | None = None,
     ) -> Life:
         """Open the workspace's journal, fold it, settle what was left, and serve.
 
@@ -104,6 +106,7 @@ class Life:
             scheduler: timers and the clock behind them.
             on_busy: called now and then while somebody needs this coordinator.
             journal: an open journal; the workspace's own by default.
+            witness: who knows what became of programs while no coordinator was there.
 
         Raises:
             JournalError: the journal cannot be opened, or belongs to another coordinator.
@@ -135,6 +138,7 @@ class Life:
             on_busy=on_busy,
             spool=spool,
             kept=kept,
+            witness=witness,
         )
         await service.start()
         return cls(service, journal, spool)

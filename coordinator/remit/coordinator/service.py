@@ -27,6 +27,7 @@ from remit.coordinator.folding import past_node
 from remit.coordinator.mailbox import Mailboxes
 from remit.coordinator.snapshotting import Snapshots
 from remit.coordinator.state import Node, WorkspaceState
+from remit.coordinator.survey import ProgramWitness
 from remit.coordinator.transaction import Effects, Settings
 from remit.coordinator.views import (
     NodeView,
@@ -95,7 +96,7 @@ class ServiceOptions:
     """End when nobody has needed the coordinator for this long; None for never."""
     housekeeping_s: float = 0.5
     """How often lapsed clients and idle hosts are looked for."""
-    ask_hosts_s: float = 5.0
+    ask_hosts_s: float = 10.0
     """Seconds that the hosts of an earlier life have to say what they have."""
     come_back_s: float = 10.0
     """Seconds that the holders of turns have to come back after a restart."""
@@ -126,6 +127,7 @@ class CoordinatorService:
         spool: keeps what it takes to begin runs for later lives; None for not at all.
         kept: what earlier lives have kept.
         tail: records that the journal holds behind its latest snapshot.
+        witness: who knows what became of programs while no coordinator was there.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class CoordinatorService:
         spool: BriefSpool | None = None,
         kept: Sequence[Briefs] = (),
         tail: int = 0,
+        witness: ProgramWitness | None = None,
     ) -> None:
         self._options = options
         self._journal = journal
@@ -152,6 +155,7 @@ class CoordinatorService:
         self._clients = Mailboxes()
         self._spool = spool
         self._kept = kept
+        self._witness: ProgramWitness = witness or self._ask_engine
         self._dispatch = Dispatcher(self._decider.state, engine, self._clients, self, epoch=journal.epoch, spool=spool)
         self._snapshots = Snapshots(journal, self._decider.state, tail=tail)
         self._commits: deque[_Commit] = deque()
@@ -199,7 +203,8 @@ class CoordinatorService:
 
         Bounded by `ask_hosts_s` and the disk. Requests are for afterwards.
         """
-        survey = await self._dispatch.look_around(self._kept, bound_s=self._options.ask_hosts_s, witness=self._witness)
+        bound_s = self._options.ask_hosts_s
+        survey = await self._dispatch.look_around(self._kept, bound_s=bound_s, witness=self._witness)
         self._kept = ()
         now = self._clock.now()
         turns = self._decider.state.turns.values()
@@ -209,7 +214,7 @@ class CoordinatorService:
         if not self.closing.has_begun:
             self._keep_house()
 
-    async def _witness(self, runs: Collection[Node]) -> Mapping[str, frozenset[int]]:
+    async def _ask_engine(self, runs: Collection[Node]) -> Mapping[str, frozenset[int]]:
         """Ask who has seen the ends of programs that hosts could not tell of."""
         return await self._engine.programs_gone([run.id for run in runs])
 

@@ -357,9 +357,11 @@ class InProcess:
         """
         with self._flights:
             self._down = True
+        self._fatal = None
+        # First the loop: a process that is killed tells nobody that its journal is gone.
+        self._thread.close()
         if isinstance(self.journal, MemoryJournal):
             self.journal.crash()
-        self._thread.close()
         self.life.spool.close()
         self._gates.clear()
         with self._flights:
