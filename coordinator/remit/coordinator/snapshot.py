@@ -23,8 +23,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from remit.coordinator import conversation as conversation_module
 from remit.coordinator import state as state_module
 from remit.coordinator.state import Node, NodeState, Pool, WorkspaceState
+from remit.core import records as records_module
 from remit.core.cause import CauseKind
 from remit.core.errors import InternalError, JournalError, JournalTooNew
 from remit.locks import LockTable
@@ -44,8 +46,9 @@ _APART = frozenset({"nodes", "turns", "locks", "queues", "resuming", "parking", 
 
 _CLASSES: dict[str, type[Any]] = {
     found.__name__: found
-    for found in (*vars(state_module).values(), CauseKind)
-    if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum))
+    for module in (state_module, conversation_module, records_module)
+    for found in (*vars(module).values(), CauseKind)
+    if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum) or hasattr(found, "_fields"))
 }
 """What may stand in a snapshot beside plain data: the values of the state, by name."""
 
@@ -173,6 +176,8 @@ def _pack(value: Any) -> Any:
         if all(item is None for _, item in pairs):
             return {"$k": [_pack(key) for key, _ in pairs]}
         return {"$m": [[_pack(key), _pack(item)] for key, item in pairs]}
+    if isinstance(value, tuple):
+        return {"$n": [_known(kind), *(_pack(item) for item in cast("tuple[object, ...]", value))]}
     return {"$o": [_known(kind), {each.name: _pack(getattr(value, each.name)) for each in fields(value)}]}
 
 
@@ -192,6 +197,8 @@ def _unpack(value: Any) -> Any:
     if value.__class__ is list:
         return [_unpack(item) for item in value]
     ((tag, body),) = value.items()
+    if tag == "$n":
+        return _CLASSES[body[0]](*(_unpack(item) for item in body[1:]))
     if tag == "$k":
         return dict.fromkeys(_unpack(key) for key in body)
     if tag == "$m":
