@@ -33,12 +33,17 @@ def drain(
         CoordinatorUnavailable: no coordinator is at work, so there is nothing to move.
     """
     with opened(workspace) as records:
-        root, is_live = records.workspace, records.is_live
-    if not is_live:
-        raise CoordinatorUnavailable(f"no coordinator is at work in {root}, so nothing runs that could be moved")
+        root = records.workspace
     coordinator = open_coordinator(root, address=address, start=False)
-    with connected(coordinator):
-        answer = asyncio.run(coordinator.drain(node, reason, undo=undo))
+    try:
+        with connected(coordinator):
+            answer = asyncio.run(coordinator.drain(node, reason, undo=undo))
+    except CoordinatorUnavailable as error:
+        if not error.for_good:
+            raise
+        raise CoordinatorUnavailable(
+            f"no coordinator is at work in {root}, so nothing runs that could be moved"
+        ) from error
     if as_json:
         print_json({"node": answer.node, "name": answer.name, "hosts": answer.hosts, "runs": answer.runs, "undo": undo})
     else:

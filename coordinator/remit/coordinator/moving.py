@@ -41,7 +41,7 @@ def drain_node(tx: Transaction, node: str, reason: str, *, others: int) -> tuple
         Refused: there is no other node that could take the work.
     """
     if not others:
-        raise Refused(f"node {node} cannot be drained: no other node of the cluster takes work; add one first")
+        raise Refused(f"node {node[:12]} cannot be drained: no other node of the cluster takes work; add one first")
     if node not in tx.state.drained:
         tx.emit(NodeDraining(node_id=node, turn_id="", at=tx.now, reason=reason or "drained"))
     hosts = [host for host in tx.state.hosts.values() if host.node == node]

@@ -276,6 +276,9 @@ class RayEngine:
             await _get(actor.forever.remote())
         except RayError as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else reason
+            if not isinstance(error, ActorDiedError):
+                # Out of reach is not dead: what is settled without it must not go on.
+                ray.kill(actor, no_restart=True)
         self._hosts.pop(host_id, None)
         on_gone(reason)
 
