@@ -67,7 +67,7 @@ class LoopThread:
         for task in left:
             task.cancel()
         if left:
-            await asyncio.wait(left, timeout=1.0)
+            await asyncio.wait(left, timeout=1.5)
         self.loop.stop()
 
 
