@@ -184,8 +184,13 @@ class ToolHolder(ClaimHolder):
             report=self.tool_report,
             watched=self._watched,
         )
-        with self._own_cancel():
-            await tool.start(environment, given)
+        try:
+            with self._own_cancel():
+                await tool.start(environment, given)
+        except BaseException:
+            if tool.job:  # it ran for a moment: what it has written is kept
+                self._tool_cut_short(tool)
+            raise
         return tool
 
     def _tool_name(self) -> str:

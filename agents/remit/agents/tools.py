@@ -288,7 +288,8 @@ class ToolProcess:
     def begin_settling(self) -> bool:
         """Ask for its stop unless it is to go on; return whether there is an end to wait for."""
         cause = self._signal.cause
-        if self.background or self._done.done() or (cause is not None and not cause.stops_foreground):
+        goes_on = self.background or self._desk.abandoned or (cause is not None and not cause.stops_foreground)
+        if goes_on or self._done.done():
             return False
         self._stop(cause)
         return True

@@ -190,6 +190,7 @@ class InProcessHost:
         threading.Thread(target=self._bury, name=f"remit-bury-{self.id[-8:]}", daemon=True).start()
 
     def _bury(self) -> None:
+        self.host.abandon_tools()
         self.host.close()
         self._thread.close()
 
@@ -198,6 +199,7 @@ class InProcessHost:
         self._dead = True
         self.host.close()
         self._thread.close()
+        self.host.close_tools()
 
 
 class InProcessEngine:
