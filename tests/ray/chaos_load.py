@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from remit.agents import RunContext, RunOptions, agent
 from remit.coordinator import Coordinator, Turn
@@ -59,7 +60,7 @@ async def branch(ctx: RunContext, home: str, seed: int) -> int:
     return len(runs)
 
 
-def _piece(home: str, chance: random.Random) -> dict[str, object]:
+def _piece(home: str, chance: random.Random) -> dict[str, Any]:
     return {"home": home, "path": chance.randrange(PATHS), "for_s": chance.uniform(0.0, 0.5)}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -34,6 +36,9 @@ def ray_node() -> Iterator[dict[str, str]]:
         yield {**os.environ, **added}
     finally:
         node.stop(grace_s=5.0)
+        # The daemon of programs is not Ray's: it would stay until it has had nothing to do for long.
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int((state_dir / "procd" / "life").read_text()), signal.SIGTERM)
         shutil.rmtree(state_dir, ignore_errors=True)
         for name, value in before.items():
             if value is None:
