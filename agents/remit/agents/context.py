@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remit.agents.client import ClientSession
+from remit.agents.delegation import WAITS
 from remit.agents.leases import ClaimHolder
 from remit.agents.outbox import Outbox
 from remit.agents.payload import encode_result, short_preview
@@ -27,7 +28,8 @@ from remit.core.messages import (
 )
 from remit.core.signal import CancelSignal
 from remit.processes import CommandOutcome, CommandResult, ProcessIdentity, run_command
-from remit.telemetry import NodeSpan
+from remit.telemetry.names import ObservedAt
+from remit.telemetry.watching import BodyWatch, waiting_at
 
 __all__ = ["RunContext"]
 
@@ -55,7 +57,8 @@ class RunContext(ClaimHolder):
         workspace: Path,
         machine: str,
         max_result_bytes: int,
-        span: NodeSpan | None = None,
+        watch: BodyWatch | None = None,
+        carrier: str = "",
     ) -> None:
         super().__init__(
             session=None,
@@ -63,7 +66,8 @@ class RunContext(ClaimHolder):
             turn_id=item.turn_id,
             attempt=item.attempt,
             signal=signal,
-            span=span,
+            watch=watch,
+            carrier=carrier,
         )
         self._item = item
         self._kill_signal = kill_signal
@@ -229,7 +233,7 @@ class RunContext(ClaimHolder):
             for identity in started:
                 self._outbox.put(self._process_report(identity, program, result))
 
-        with self._own_cancel():
+        with waiting_at(ObservedAt.TOOL_WAIT, self._watch), self._own_cancel():
             result = await run_command(
                 [str(item) for item in argv],
                 signal=self._signal,
@@ -283,7 +287,8 @@ class RunContext(ClaimHolder):
         on = tuple(dict.fromkeys(name for ids, _ in self._waits.values() for name in ids))
         self._outbox.put(ReportWaiting(self.run_id, self.attempt, wait_id, on, what))
         try:
-            yield refusal
+            with waiting_at(WAITS[what], self._watch):
+                yield refusal
         finally:
             del self._waits[wait_id]
             if refusal.done() and not refusal.cancelled():

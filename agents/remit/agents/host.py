@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from remit.agents.body import (
-    end_span,
     ended_before_start,
     failed_before_start,
     run_body,
@@ -45,6 +44,7 @@ from remit.core.cause import Cause
 from remit.core.errors import InternalError
 from remit.core.messages import (
     CancelOrder,
+    FlushOrder,
     ResumeOrder,
     StartBatch,
     StartItem,
@@ -52,7 +52,8 @@ from remit.core.messages import (
     loads,
 )
 from remit.core.signal import CancelSignal
-from remit.telemetry import NodeSpan, start_run_span
+from remit.telemetry.hosting import HostTelemetry, attempt_carrier
+from remit.telemetry.watching import BodyWatch
 
 __all__ = ["AgentHost"]
 
@@ -92,6 +93,7 @@ class AgentHost:
         self._max_result_bytes = max_result_bytes
         self._own_process = own_process
         self._outbox = Outbox(host_id, link)
+        self._telemetry = HostTelemetry(workspace, host_id, own_process=own_process)
         self._session: ClientSession | None = None
         self._session_lock = threading.Lock()
         self._env_key = ""
@@ -163,14 +165,7 @@ class AgentHost:
         except Exception as error:  # importing runs user code: anything may come out
             self._outbox.put(failed_before_start(item, error))
             return
-        span = start_run_span(
-            item.run_id,
-            turn_id=item.turn_id,
-            parent_id=item.path[-1] if item.path else "",
-            agent=item.agent_name,
-            attempt=item.attempt,
-            carrier=item.trace,
-        )
+        watch = BodyWatch(signal) if item.trace else None
         context = RunContext(
             item,
             signal=signal,
@@ -180,17 +175,19 @@ class AgentHost:
             workspace=self._workspace,
             machine=self.machine,
             max_result_bytes=self._max_result_bytes,
-            span=span,
+            watch=watch,
+            carrier=attempt_carrier(item.trace, item.run_id, item.attempt),
         )
         self._contexts[item.run_id] = context
         self._attempts[item.run_id] = (item.attempt, signal)
-        task = loop.create_task(self._attend(agent, item, context, signal, span))
+        task = loop.create_task(self._attend(agent, item, context, signal, watch))
         self._tasks[item.run_id] = task
 
     def _agent(self, key: str, batch: StartBatch) -> Any:
         found = self._agents.get(key)
         if found is None:
             found = self._agents[key] = unbundle(batch.agents[key])
+            self._telemetry.prepare()
         return found
 
     async def _attend(
@@ -199,15 +196,19 @@ class AgentHost:
         item: StartItem,
         context: RunContext,
         signal: CancelSignal,
-        span: NodeSpan,
+        watch: BodyWatch | None,
     ) -> None:
         try:
-            report = await run_body(agent, item, context, signal=signal, max_result_bytes=self._max_result_bytes)
+            with self._telemetry.inside(item.trace, item.run_id, item.turn_id, item.attempt):
+                report = await run_body(
+                    agent, item, context, signal=signal, max_result_bytes=self._max_result_bytes, watch=watch
+                )
         finally:
             del self._tasks[item.run_id]
             del self._contexts[item.run_id]
             del self._attempts[item.run_id]
-        end_span(span, report, signal)
+        if signal.is_set:
+            self._telemetry.flush_soon()
         self._outbox.put(report)
 
     def stale(self) -> list[str]:
@@ -272,6 +273,9 @@ class AgentHost:
         for order in loads(blob):
             if isinstance(order, CancelOrder):
                 self._cancel(order)
+                self._telemetry.flush_soon()
+            elif isinstance(order, FlushOrder):
+                self._telemetry.flush(order.timeout_s)
             else:
                 self._in_loop(order)
 

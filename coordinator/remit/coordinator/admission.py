@@ -317,6 +317,7 @@ def _accept(tx: Transaction, parent: Node, request: DelegateRequest, run: RunReq
             max_concurrent=limits.max_concurrent if limits else None,
             arguments=run.preview,
             claims=run.claims,
+            trace=request.trace,
         )
     )
     if run.deadline_s is not None:

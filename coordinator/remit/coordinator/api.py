@@ -258,6 +258,8 @@ class Coordinator:
             deadline_s=deadline_s,
             grace_s=grace_s,
             limits=limits,
+            # As other commands and libraries do it: the trace of whoever started this process.
+            trace=os.environ.get("TRACEPARENT", ""),
         )
 
     # -- looking -------------------------------------------------------------------

@@ -29,6 +29,10 @@ class HostLink(Protocol):
         """Send control messages; heard also while the host's bodies block."""
         ...
 
+    async def flush(self, timeout_s: float) -> None:
+        """Let the host hand on spans that have ended; returns when it has, or when it is gone."""
+        ...
+
 
 class Engine(Protocol):
     """Starts and ends agent hosts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from remit.coordinator.transaction import Settings
 from remit.core.clock import Clock, SystemClock
 from remit.core.events import decode_event
 from remit.journal import Journal, JournalReader, SqliteJournal
+from remit.telemetry.recorder import Recorder, Sink
+from remit.telemetry.settings import TelemetrySettings
+from remit.telemetry.setup import open_recorder
 
 __all__ = ["Life", "LoopScheduler", "fold", "journal_path"]
 
@@ -35,6 +38,13 @@ def fold(reader: JournalReader) -> WorkspaceState:
     for record in reader.read():
         evolve(state, decode_event(record.kind, record.node_id, record.turn_id, record.data))
     return state
+
+
+def _prime(recorder: Recorder, reader: JournalReader, state: WorkspaceState) -> None:
+    """Tell a recorder what an earlier life had begun, so that its spans can end."""
+    for turn_id in dict.fromkeys(node.turn_id for node in state.nodes.values() if not node.is_ended):
+        records = reader.read(turn_id=turn_id)
+        recorder.prime(decode_event(r.kind, r.node_id, r.turn_id, r.data) for r in records)
 
 
 class LoopScheduler:
@@ -60,6 +70,8 @@ class Life:
 
     service: CoordinatorService
     journal: Journal
+    recorder: Recorder | None = None
+    """Makes spans of what is decided; closed with the service."""
 
     @classmethod
     async def begin(
@@ -71,6 +83,8 @@ class Life:
         scheduler: LoopScheduler,
         on_busy: Callable[[], None] | None = None,
         journal: Journal | None = None,
+        telemetry: TelemetrySettings | None = None,
+        sinks: Sequence[Sink] = (),
     ) -> Life:
         """Open the workspace's journal, fold it, settle what was left, and serve.
 
@@ -81,6 +95,8 @@ class Life:
             scheduler: timers and the clock behind them.
             on_busy: called now and then while somebody needs this coordinator.
             journal: an open journal; the workspace's own by default.
+            telemetry: what spans and metrics are made; none by default.
+            sinks: further places that they go to.
 
         Raises:
             JournalError: the journal cannot be opened, or belongs to another coordinator.
@@ -88,8 +104,13 @@ class Life:
         if journal is None:
             journal = await asyncio.to_thread(SqliteJournal.open, journal_path(options.workspace))
         reader = journal.reader()
+        recorder = open_recorder(
+            telemetry or TelemetrySettings.off(), options.workspace, now=scheduler.clock.now, extra=sinks
+        )
         try:
             state = await asyncio.to_thread(fold, reader)
+            if recorder is not None:
+                await asyncio.to_thread(_prime, recorder, reader, state)
         finally:
             reader.close()
         service = CoordinatorService(
@@ -100,6 +121,7 @@ class Life:
             scheduler=scheduler,
             decider=Decider(settings=settings, state=state),
             on_busy=on_busy,
+            recorder=recorder,
         )
         await service.start()
-        return cls(service, journal)
+        return cls(service, journal, recorder)

@@ -9,6 +9,7 @@ that come too early; a dead actor is noticed by a call that is parked in it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib
 import logging
@@ -28,6 +29,8 @@ from remit.coordinator.service import ServiceOptions
 from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
 from remit.core.limits import Limits
+from remit.core.messages import FlushOrder, dumps
+from remit.telemetry.settings import TelemetrySettings, forwarded
 
 __all__ = ["RayLink", "connect", "coordinator_name", "disconnect", "find_coordinator"]
 
@@ -98,8 +101,12 @@ def _unavailable(error: BaseException) -> CoordinatorUnavailable:
 class HostShell:
     """The actor around an `AgentHost`."""
 
-    def __init__(self, host_id: str, coordinator: Any, workspace: str, max_result_bytes: int) -> None:
+    def __init__(
+        self, host_id: str, coordinator: Any, workspace: str, max_result_bytes: int, environment: Mapping[str, str]
+    ) -> None:
         from remit.agents.host import AgentHost
+
+        os.environ.update(environment)
 
         self._host = AgentHost(
             host_id,
@@ -143,6 +150,11 @@ class RayHostLink:
         """Send orders."""
         self._actor.control.remote(orders)
 
+    async def flush(self, timeout_s: float) -> None:
+        """Let the host hand on spans that have ended; returns when it has, or when it is gone."""
+        with contextlib.suppress(RayError):
+            await _get(self._actor.control.remote(dumps((FlushOrder(timeout_s),))))
+
 
 class RayEngine:
     """Hosts as Ray actors, owned by the coordinator actor: they die with it."""
@@ -169,7 +181,7 @@ class RayEngine:
                 max_task_retries=0,
                 **options,
             )
-            .remote(host_id, self._me, self._workspace, self._max_result_bytes)
+            .remote(host_id, self._me, self._workspace, self._max_result_bytes, forwarded(os.environ))
         )
         self._hosts[host_id] = actor
         try:
@@ -240,7 +252,8 @@ async def _get(ref: Any) -> Any:
 class CoordinatorShell:
     """The actor around a `CoordinatorService`; begun by its first call."""
 
-    def __init__(self, workspace: str, settings: Settings) -> None:
+    def __init__(self, workspace: str, settings: Settings, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
         self._workspace = workspace
         self._settings = settings
         self._life: Life | None = None
@@ -264,6 +277,7 @@ class CoordinatorShell:
                     settings=self._settings,
                     scheduler=LoopScheduler(),
                     on_busy=_touch_node,
+                    telemetry=TelemetrySettings.from_env(os.environ),
                 )
             return self._life
 
@@ -385,7 +399,7 @@ def find_coordinator(workspace: str, limits: Limits | None = None, *, create: bo
             # The journal is in the workspace's folder, which this machine has.
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
-        .remote(workspace, workspace_settings(limits))
+        .remote(workspace, workspace_settings(limits), forwarded(os.environ))
     )
     return RayLink(actor)
 

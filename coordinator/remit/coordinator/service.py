@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remit.coordinator.decider import Decider, Decision
@@ -63,10 +63,14 @@ from remit.core.messages import (
 )
 from remit.journal import Journal, JournalRecord
 from remit.locks import ClaimView
+from remit.telemetry.recorder import Recorder
 
 __all__ = ["CoordinatorService", "ServiceOptions"]
 
 logger = logging.getLogger("remit.coordinator")
+
+_LAST_SPANS_S = 1.0
+"""Seconds for the last spans of a coordinator whose journal has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class CoordinatorService:
         scheduler: timers on that clock.
         decider: with the state folded from the journal.
         on_busy: called now and then while somebody needs this coordinator.
+        recorder: makes spans of what is decided; closed with this object. None for no spans.
     """
 
     def __init__(
@@ -114,6 +119,7 @@ class CoordinatorService:
         scheduler: Scheduler,
         decider: Decider | None = None,
         on_busy: Callable[[], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._options = options
         self._journal = journal
@@ -123,7 +129,9 @@ class CoordinatorService:
         self._decider = decider or Decider(settings=Settings())
         self._on_busy = on_busy
         self._clients = Mailboxes()
-        self._dispatch = Dispatcher(self._decider.state, engine, self._clients, self)
+        self._recorder = recorder
+        carrier = None if recorder is None else recorder.carrier
+        self._dispatch = Dispatcher(self._decider.state, engine, self._clients, self, carrier=carrier)
         self._commits: deque[_Commit] = deque()
         self._quiet_waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._timer: TimerHandle | None = None
@@ -239,12 +247,16 @@ class CoordinatorService:
         logger.error("the journal failed, the coordinator ends: %s", error)
         self._dispatch.abandon()
         self._clients.release_all()
+        if self._recorder is not None:
+            self._recorder.close(_LAST_SPANS_S)
         self._engine.exit()
 
     def _apply(self, decision: Decision, waiter: asyncio.Future[Any] | None) -> None:
         payloads = {
             event.node_id: payload for event, payload in decision.events if payload is not None and event.terminal
         }
+        if self._recorder is not None:
+            self._recorder.events(decision.events)
         self._dispatch.apply(decision.effects, payloads)
         for request_id in decision.effects.quiet:
             for quiet in self._quiet_waiters.pop(request_id, ()):
@@ -323,6 +335,8 @@ class CoordinatorService:
         await self._commit(self._decider.open_turn(request, self._clock.now()))
 
     async def _finish_turn(self, request: FinishTurn) -> None:
+        if self._recorder is not None:
+            self._recorder.holder(request.turn_id, request.timing)
         await self._commit(self._decider.finish_turn(request, self._clock.now()))
 
     async def _delegate(self, request: DelegateRequest) -> None:
@@ -363,7 +377,16 @@ class CoordinatorService:
         decision = self._decider.cancel(request, self._clock.now())
         await self._commit(decision)
         assert decision.answer is not None
-        return decision.answer
+        return self._traced(decision.answer)
+
+    def _traced(self, answer: CancelAnswer) -> CancelAnswer:
+        """Return an answer with the span of what it is about, for whoever asked to link to."""
+        node = self._decider.state.nodes.get(answer.target)
+        if self._recorder is None or node is None:
+            return answer
+        turn = self._decider.state.nodes.get(node.turn_id)
+        holder = turn.trace if turn is not None else ""
+        return replace(answer, trace=self._recorder.carrier(node.turn_id, holder, node.id))
 
     async def _cancel_status(self, request: tuple[str, float]) -> CancelSummary | None:
         """Return what a cancel has led to, waiting up to a time for quiet."""
@@ -383,7 +406,13 @@ class CoordinatorService:
     async def _report(self, batch: ReportBatch) -> None:
         if not self._dispatch.is_new(batch):
             return
-        await self._commit(self._decider.report(batch, self._clock.now()))
+        if self._recorder is not None:
+            self._recorder.reports(batch.items)
+        refused = self._decider.state.refused
+        decision = self._decider.report(batch, self._clock.now())
+        if self._recorder is not None and self._decider.state.refused > refused:
+            self._recorder.refused(self._decider.state.refused - refused)
+        await self._commit(decision)
 
     async def _subscribe(self, request: tuple[str, tuple[str, ...]]) -> tuple[Notice, ...]:
         """Watch nodes; what their holder may have missed is answered at once."""
@@ -442,6 +471,7 @@ class CoordinatorService:
             "messages": dict(self._dispatch.messages),
             "refused": state.refused,
             "stopping": state.stopping,
+            "telemetry": {} if self._recorder is None else self._recorder.statistics(),
             "hosts": [
                 {
                     "id": host.id,
@@ -498,6 +528,8 @@ class CoordinatorService:
         await self._dispatch.kill_all("the coordinator is closing")
         self._clients.release_all()
         await asyncio.to_thread(self._journal.close, 5.0)
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close, 5.0)
         # The answer to whoever asked must leave before this process does.
         self._loop.call_later(0.2, self._engine.exit)
         return quiet

@@ -164,6 +164,7 @@ class RunAccepted(Event):
     max_concurrent: int | None = None
     arguments: str = ""
     claims: tuple[Mapping[str, Any], ...] = ()
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +315,7 @@ class CancelRequested(Event):
     grace_s: float = 5.0
     kill: bool = False
     live: int = 0
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from remit.core.outcome import Outcome
 __all__ = [
     "PROTOCOL",
     "AskClaim",
+    "BodyTiming",
     "CancelAnswer",
     "CancelOrder",
     "CancelRequest",
@@ -33,6 +34,7 @@ __all__ = [
     "DelegateRequest",
     "EndedNotice",
     "FinishTurn",
+    "FlushOrder",
     "GiveUpClaim",
     "OpenClient",
     "OpenTurn",
@@ -55,7 +57,7 @@ __all__ = [
 ]
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of these messages; both ends must have the same."""
 
 
@@ -109,6 +111,48 @@ class OpenTurn:
     trace: str = ""
 
 
+class BodyTiming(NamedTuple):
+    """When a body began, heard its cancel, observed it and ended, by one clock of its process.
+
+    Seconds are counted on the monotonic clock from the beginning.
+    """
+
+    began_at: float
+    """In seconds since 1970."""
+    ended_s: float
+    told_s: float | None = None
+    """When its signal was set; None if it was not, or only after its end."""
+    observed_s: float | None = None
+    """When it first took notice; None where that is not known before its end."""
+    where: str = "checkpoint"
+    """What it was at then (`remit.telemetry.ObservedAt`)."""
+
+    @property
+    def ended_at(self) -> float:
+        """The end, in seconds since 1970."""
+        return self.began_at + self.ended_s
+
+    @property
+    def told_at(self) -> float:
+        """When it was told, in seconds since 1970; its end if it never was."""
+        return self.began_at + (self.ended_s if self.told_s is None else self.told_s)
+
+    @property
+    def observed_at(self) -> float:
+        """When it observed that, in seconds since 1970; its end if that is not known."""
+        return self.began_at + (self.ended_s if self.observed_s is None else self.observed_s)
+
+    @property
+    def observation_s(self) -> float:
+        """Seconds from being told to observing it."""
+        return max(0.0, self.observed_at - self.told_at)
+
+    @property
+    def cleanup_s(self) -> float:
+        """Seconds from observing it to the end."""
+        return max(0.0, self.ended_at - self.observed_at)
+
+
 @dataclass(frozen=True, slots=True)
 class FinishTurn:
     """A turn's body has ended.
@@ -121,6 +165,7 @@ class FinishTurn:
     report: str = "returned"
     error_type: str = ""
     error: str = ""
+    timing: BodyTiming | None = None
 
 
 class RunRequest(NamedTuple):
@@ -176,6 +221,8 @@ class CancelRequest:
     kill: bool = False
     grace_s: float | None = None
     dry_run: bool = False
+    trace: str = ""
+    """Carrier of the span that asks; the empty text where there is none."""
 
 
 class AskClaim(NamedTuple):
@@ -227,6 +274,8 @@ class CancelAnswer:
     cause: Cause | None = None
     message: str = ""
     nodes: tuple[str, ...] = ()
+    trace: str = ""
+    """Carrier of the span of what was asked for, to link to; the empty text where nothing is traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +305,8 @@ class ReportEnded(NamedTuple):
     traceback: str = ""
     payload: bytes | None = None
     preview: str = ""
+    timing: BodyTiming | None = None
+    """Only where the attempt came with a trace."""
 
 
 class ReportWaiting(NamedTuple):
@@ -371,7 +422,14 @@ class WaitRefused:
     cycle: str
 
 
-Order = CancelOrder | ResumeOrder | WaitRefused
+@dataclass(frozen=True, slots=True)
+class FlushOrder:
+    """Hand on the spans that have ended: this host is about to be ended."""
+
+    timeout_s: float
+
+
+Order = CancelOrder | ResumeOrder | WaitRefused | FlushOrder
 
 
 class EndedNotice(NamedTuple):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -69,7 +70,9 @@ class TaskScope:
         "_shields",
         "_struck",
         "signal",
+        "struck_at",
         "task",
+        "told_at",
     )
 
     def __init__(self, signal: CancelSignal, *, task: asyncio.Task[Any] | None = None) -> None:
@@ -77,6 +80,10 @@ class TaskScope:
         """The signal that is delivered."""
         self.task = task
         """The task that it is delivered to; set by `enter`."""
+        self.told_at: float | None = None
+        """When the signal was set, on the monotonic clock; None while it is not, or if that came after `exit`."""
+        self.struck_at: float | None = None
+        """When the task was first cancelled by this scope, on the same clock."""
         self._active = False
         self._base = 0
         self._issued = 0
@@ -162,6 +169,7 @@ class TaskScope:
 
     def _on_set(self, _: Cause) -> None:
         delivery = self._delivery
+        self.told_at = time.monotonic()
         if delivery is not None:
             delivery.post(self._deliver)
 
@@ -193,6 +201,8 @@ class TaskScope:
     def _cancel_task(self) -> None:
         assert self.task is not None
         self._issued += 1
+        if self.struck_at is None:
+            self.struck_at = time.monotonic()
         self._struck = getattr(self.task, "_fut_waiter", None)
         self.task.cancel()
 

@@ -12,7 +12,7 @@ import contextvars
 import os
 import socket
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +24,10 @@ from remit.coordinator.life import Life, LoopScheduler
 from remit.coordinator.service import ServiceOptions
 from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
+from remit.core.messages import FlushOrder, dumps
 from remit.journal import Journal, MemoryJournal
+from remit.telemetry.recorder import Recorder, Sink
+from remit.telemetry.settings import TelemetrySettings
 
 __all__ = ["InProcess", "InProcessHost", "open_inprocess"]
 
@@ -142,6 +145,11 @@ class InProcessHost:
             self.received.append("control")
             self.host.control(orders)
 
+    async def flush(self, timeout_s: float) -> None:
+        """Let spans that have ended be handed on."""
+        if not self._dead:
+            self.host.control(dumps((FlushOrder(timeout_s),)))
+
     def kill(self, reason: str = "killed") -> None:
         """Vanish: nothing that still runs here is heard of again."""
         if self._dead:
@@ -205,6 +213,8 @@ class InProcess:
         settings: the workspace's numbers.
         journal: where events go; in memory by default.
         poll_s: longest time a poll is parked.
+        telemetry: what spans and metrics are made; none by default.
+        sinks: further places that they go to.
     """
 
     def __init__(
@@ -214,6 +224,8 @@ class InProcess:
         settings: Settings | None = None,
         journal: Journal | None = None,
         poll_s: float = 0.5,
+        telemetry: TelemetrySettings | None = None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self.workspace = str(workspace)
         self.journal: Journal = journal or MemoryJournal()
@@ -224,9 +236,9 @@ class InProcess:
         self._gates: dict[str, asyncio.Event] = {}
         self._thread = LoopThread("remit-coordinator")
         self.engine = InProcessEngine(self, self.settings.max_result_bytes)
-        self.life: Life = self._thread.call(self._begin(poll_s))
+        self.life: Life = self._thread.call(self._begin(poll_s, telemetry, sinks))
 
-    async def _begin(self, poll_s: float) -> Life:
+    async def _begin(self, poll_s: float, telemetry: TelemetrySettings | None, sinks: Sequence[Sink]) -> Life:
         options = ServiceOptions(workspace=self.workspace, poll_s=poll_s, housekeeping_s=0.1)
         return await Life.begin(
             options,
@@ -234,7 +246,14 @@ class InProcess:
             settings=self.settings,
             scheduler=LoopScheduler(),
             journal=self.journal,
+            telemetry=telemetry,
+            sinks=sinks,
         )
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What makes the spans, or None."""
+        return self.life.recorder
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -286,6 +305,8 @@ class InProcess:
         self.closed = True
         self._thread.close()
         self.journal.close()
+        if self.life.recorder is not None:
+            self.life.recorder.close()
 
 
 @contextmanager
@@ -295,9 +316,11 @@ def open_inprocess(
     settings: Settings | None = None,
     journal: Journal | None = None,
     poll_s: float = 0.5,
+    telemetry: TelemetrySettings | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> Generator[InProcess]:
     """Run a coordinator and its hosts in this process for the time of a block."""
-    system = InProcess(workspace, settings=settings, journal=journal, poll_s=poll_s)
+    system = InProcess(workspace, settings=settings, journal=journal, poll_s=poll_s, telemetry=telemetry, sinks=sinks)
     try:
         yield system
     finally:

@@ -1,0 +1,443 @@
+"""Spans as a fold of the journal: events and reports in, finished spans out. Pure.
+
+**Invariants**
+
+1. Each turn, run and attempt that has ended gives exactly one span, with the
+   outcome of its terminal event. Nothing that a host only believes becomes an outcome.
+2. No span is open anywhere but in here, and `close` ends them all.
+3. An event of a node that is not known (its acceptance was in a journal that was
+   not folded) is left out.
+
+Hosts tell when bodies began, heard a cancel, observed it and ended, in the report of
+the body's end; so no span is lost with a host, and none is made on the hot path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remit.core.cause import Cause
+from remit.core.events import (
+    AttemptEnded,
+    CancelQuiet,
+    CancelRequested,
+    ClaimChanged,
+    EffectUncertain,
+    Event,
+    KillRequested,
+    ProcessEnded,
+    ProcessStarted,
+    RunAccepted,
+    RunEnded,
+    RunEscalated,
+    RunSettling,
+    RunStarted,
+    TurnAccepted,
+    TurnEnded,
+    TurnSettling,
+    TurnStarted,
+)
+from remit.core.messages import BodyTiming, ReportEnded
+from remit.core.outcome import Outcome
+from remit.telemetry.cancels import Cancel, Hop
+from remit.telemetry.carrier import read_carrier
+from remit.telemetry.claims import ClaimSpans
+from remit.telemetry.names import SpanKind
+from remit.telemetry.nodes import NodeFacts, cause_attributes, error_type_of
+from remit.telemetry.processes import measure_process, process_span
+from remit.telemetry.record import Attributes, Batch, SpanEvent, SpanRecord
+
+__all__ = ["Folder"]
+
+_ATTEMPT_OUTCOMES = {"raised": Outcome.FAILED, "cancelled": Outcome.FAILED, "timed_out": Outcome.TIMED_OUT}
+
+
+class Folder:
+    """Makes spans of what happened in one workspace.
+
+    Args:
+        keeps_arguments: whether renderings of arguments become attributes.
+        is_sampled: tells by its trace id whether a turn without a parent is sampled.
+    """
+
+    def __init__(
+        self, *, keeps_arguments: bool = False, is_sampled: Callable[[int], bool] = lambda trace: True
+    ) -> None:
+        self._keeps_arguments = keeps_arguments
+        self._is_sampled = is_sampled
+        self._nodes: dict[str, NodeFacts] = {}
+        self._first: dict[str, Cancel] = {}
+        """The cancel that set the cause of a node, by the node that was asked."""
+        self._open: dict[tuple[str, str], Cancel] = {}
+        self._claims = ClaimSpans()
+        self._batch = Batch()
+        self._handlers: dict[type[Event], Callable[..., None]] = {
+            TurnStarted: self._turn_started,
+            RunStarted: self._run_started,
+            RunSettling: self._body_ended,
+            TurnSettling: self._body_ended,
+            AttemptEnded: self._attempt_ended,
+            RunEnded: self._run_ended,
+            TurnEnded: self._turn_ended,
+            RunEscalated: self._escalated,
+            ProcessStarted: self._process_started,
+            ProcessEnded: self._process_ended,
+            ClaimChanged: self._claim_changed,
+            EffectUncertain: self._uncertain,
+            CancelRequested: self._cancel_requested,
+            KillRequested: self._kill_requested,
+        }
+
+    @property
+    def open_nodes(self) -> int:
+        """How many turns and runs have no span yet."""
+        return len(self._nodes)
+
+    # -- in and out ----------------------------------------------------------------
+
+    def event(self, event: Event) -> None:
+        """Take one event, in the order of the journal."""
+        if isinstance(event, TurnAccepted):
+            self._turn_accepted(event)
+        elif isinstance(event, RunAccepted):
+            self._run_accepted(event)
+        elif isinstance(event, CancelQuiet):
+            self._cancel_quiet(event)  # its target has ended just before
+        else:
+            handler = self._handlers.get(type(event))
+            node = self._nodes.get(event.node_id)
+            if handler is not None and node is not None:
+                handler(node, event)
+
+    def report(self, report: ReportEnded, at: float) -> None:
+        """Take a host's report of the end of a body, before the events that come of it."""
+        node = self._nodes.get(report.run_id)
+        if node is not None and node.attempt == report.attempt:
+            node.report, node.reported_at, node.timing = report, at, report.timing
+
+    def holder(self, turn_id: str, timing: BodyTiming | None, at: float) -> None:
+        """Take what the holder of a turn tells of the end of its body."""
+        node = self._nodes.get(turn_id)
+        if node is not None:
+            node.timing, node.reported_at = timing, at
+
+    def measure(self, name: str, value: float) -> None:
+        """Add a measurement that no event tells of."""
+        self._batch.measure(name, value)
+
+    def take(self) -> Batch:
+        """Return what has come together since the last call."""
+        batch, self._batch = self._batch, Batch()
+        return batch
+
+    def close(self, at: float) -> None:
+        """End every cancel that is still open: nothing more will be heard of it."""
+        for cancel in list(self._open.values()):
+            cancel.close(self._batch, at, is_quiet=False)
+        self._open.clear()
+
+    # -- turns and runs ------------------------------------------------------------
+
+    def _turn_accepted(self, event: TurnAccepted) -> None:
+        turn = NodeFacts.of_turn(event, is_sampled=True)
+        if not read_carrier(event.trace):
+            turn.is_sampled = self._is_sampled(turn.trace)
+        self._nodes[turn.id] = turn
+
+    def _turn_started(self, turn: NodeFacts, event: TurnStarted) -> None:
+        turn.started_at = event.at
+        turn.events.append(SpanEvent(event.at, "remit.turn.started", {}))
+
+    def _run_accepted(self, event: RunAccepted) -> None:
+        self._nodes[event.node_id] = NodeFacts.of_run(event, self._nodes.get(event.parent_id))
+        self._batch.measure("remit.runs.queued", 1)
+
+    def _run_started(self, run: NodeFacts, event: RunStarted) -> None:
+        run.attempt, run.attempt_at, run.host_id = event.attempt, event.at, event.host_id
+        run.report, run.timing, run.body_ended_at, run.escalated = None, None, None, ""
+        if run.started_at is None:
+            run.started_at = event.at
+            self._batch.measure("remit.runs.queued", -1)
+            self._batch.measure("remit.runs.active", 1)
+            self._batch.measure("remit.run.queue.duration", event.at - run.accepted_at)
+
+    def _body_ended(self, node: NodeFacts, event: RunSettling | TurnSettling) -> None:
+        node.body_ended_at = event.at
+        if node.is_turn and event.report in ("unconfirmed", "vanished"):
+            node.escalated = event.report
+
+    def _attempt_ended(self, run: NodeFacts, event: AttemptEnded) -> None:
+        if event.report == "stale_host":
+            return  # its body never began
+        outcome = _ATTEMPT_OUTCOMES.get(event.report, Outcome.LOST)
+        self._attempt_span(run, event.at, outcome, error_type_of(outcome, event.error_type), event.report, {})
+
+    def _run_ended(self, run: NodeFacts, event: RunEnded) -> None:
+        del self._nodes[run.id]
+        cancel = self._cancel_of(run, event.cause)
+        stop = self._stop_attributes(cancel, event.cause, event.at)
+        error = error_type_of(event.outcome, event.error_type, unconfirmed=event.unconfirmed)
+        if cancel is not None:
+            self._meet(cancel, run, event.at, event.outcome, unconfirmed=event.unconfirmed)
+        self._claims.end(self._batch, run, event.at)
+        self._close_processes(run, event.at)
+        if run.attempt:
+            word = run.report.report if run.report is not None else ""
+            self._attempt_span(run, event.at, event.outcome, error, word, stop)
+        attributes: Attributes = {
+            **run.common(),
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": "remit",
+            "gen_ai.agent.id": run.id,
+            "remit.run.name": run.name,
+            "remit.outcome": event.outcome.value,
+            "remit.attempts": event.attempt,
+            "remit.placement.host_id": run.host_id,
+            **stop,
+        }
+        if run.started_at is not None:
+            attributes["remit.queue.duration"] = round(run.started_at - run.accepted_at, 6)
+        if event.blocked_by:
+            attributes["remit.blocked_by"] = event.blocked_by
+        if event.unconfirmed:
+            attributes["remit.unconfirmed"] = True
+        if self._keeps_arguments and run.arguments:
+            attributes["remit.arguments"] = run.arguments
+        span = self._span(run, f"invoke_agent {run.agent}", event.at, attributes, error, SpanKind.CLIENT)
+        self._batch.measure(
+            "gen_ai.invoke_agent.duration",
+            span.seconds,
+            agent=run.agent,
+            outcome=event.outcome.value,
+            error_type=error,
+        )
+        self._batch.measure("remit.runs.queued" if run.started_at is None else "remit.runs.active", -1)
+
+    def _turn_ended(self, turn: NodeFacts, event: TurnEnded) -> None:
+        del self._nodes[turn.id]
+        cancel = self._cancel_of(turn, event.cause)
+        stop = self._stop_attributes(cancel, event.cause, event.at)
+        error = error_type_of(event.outcome, event.error_type)
+        if cancel is not None and turn.started_at is not None:
+            self._meet(cancel, turn, event.at, event.outcome, unconfirmed=turn.escalated == "unconfirmed")
+        self._claims.end(self._batch, turn, event.at)
+        name = turn.name or "turn"
+        attributes: Attributes = {
+            **turn.common(),
+            "gen_ai.operation.name": "invoke_workflow",
+            "gen_ai.workflow.name": name,
+            "gen_ai.conversation.id": turn.session_id,
+            "openinference.span.kind": "CHAIN",
+            "remit.surface": turn.surface,
+            "remit.outcome": event.outcome.value,
+            **stop,
+        }
+        span = self._span(turn, f"invoke_workflow {name}", event.at, attributes, error, SpanKind.INTERNAL)
+        self._batch.measure("remit.turn.duration", span.seconds, outcome=event.outcome.value, error_type=error)
+
+    def _span(
+        self, node: NodeFacts, name: str, at: float, attributes: Attributes, error: str, kind: SpanKind
+    ) -> SpanRecord:
+        span = SpanRecord(
+            name,
+            node.trace,
+            node.span,
+            node.parent_span,
+            node.accepted_at,
+            max(node.accepted_at, at),
+            attributes,
+            kind=kind,
+            error=error,
+            events=node.events,
+            links=node.links,
+            is_sampled=node.is_sampled,
+        )
+        self._batch.spans.append(span)
+        return span
+
+    def _attempt_span(
+        self, run: NodeFacts, at: float, outcome: Outcome, error: str, word: str, stop: Attributes
+    ) -> None:
+        """Add the span of one attempt: by the host's clock if it told, else by ours."""
+        timing = run.timing
+        start = timing.began_at if timing is not None else run.attempt_at
+        end = timing.ended_at if timing is not None else run.body_ended_at or at
+        attributes: Attributes = {
+            **run.common(),
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": "remit",
+            "remit.attempt": run.attempt,
+            "remit.attempt.report": word,
+            "remit.placement.host_id": run.host_id,
+            "remit.outcome": outcome.value,
+            **stop,
+        }
+        events: list[SpanEvent] = []
+        if timing is not None and timing.told_s is not None:
+            observed: Attributes = {
+                "remit.cancel.observed_at": timing.where,
+                "remit.cancel.observation_s": round(timing.observation_s, 6),
+            }
+            if "remit.cancel.id" in stop:
+                observed["remit.cancel.id"] = stop["remit.cancel.id"]
+            events.append(SpanEvent(timing.observed_at, "remit.cancel.observed", observed))
+        self._batch.spans.append(
+            SpanRecord(
+                f"invoke_agent {run.agent}",
+                run.trace,
+                run.attempt_span(run.attempt),
+                run.span,
+                start,
+                max(start, end),
+                attributes,
+                error=error,
+                events=events,
+                is_sampled=run.is_sampled,
+            )
+        )
+
+    def _escalated(self, run: NodeFacts, event: RunEscalated) -> None:
+        run.escalated = event.step
+        run.events.append(SpanEvent(event.at, "remit.run.escalated", {"remit.escalation": event.step}))
+        self._batch.measure("remit.cancel.escalations", 1, step=event.step)
+
+    def _uncertain(self, node: NodeFacts, event: EffectUncertain) -> None:
+        attributes: Attributes = {"remit.effect.reason": event.reason, "remit.effect.in_flight": event.in_flight}
+        node.events.append(SpanEvent(event.at, "remit.effect.uncertain", attributes))
+        self._batch.measure("remit.effects.uncertain", len(event.in_flight))
+
+    # -- processes and claims ------------------------------------------------------
+
+    def _process_started(self, run: NodeFacts, event: ProcessStarted) -> None:
+        run.processes[event.pid] = (event.at, event.program)
+
+    def _process_ended(self, run: NodeFacts, event: ProcessEnded) -> None:
+        started_at, program = run.processes.pop(event.pid, (event.at, ""))
+        span = process_span(run, event, started_at=started_at, program=program)
+        self._batch.spans.append(span)
+        measure_process(self._batch, span, event)
+        if event.escalated:
+            self._batch.measure("remit.cancel.escalations", 1, step="process")
+        cancel = self._cancel_above(run)
+        if event.stopped and cancel is not None:
+            cancel.stopped_process(run, started_at, event)
+
+    def _close_processes(self, run: NodeFacts, at: float) -> None:
+        """End the spans of processes whose end nobody has told of: their host is gone."""
+        for pid, (started_at, program) in run.processes.items():
+            ended = ProcessEnded(node_id=run.id, turn_id=run.turn_id, at=at, pid=pid)
+            span = process_span(run, ended, started_at=started_at, program=program)
+            span.attributes["remit.process.confirmed"] = False
+            self._batch.spans.append(span)
+        run.processes.clear()
+
+    def _claim_changed(self, owner: NodeFacts, event: ClaimChanged) -> None:
+        self._claims.change(self._batch, owner, event, is_cancelled=self._cancel_above(owner) is not None)
+
+    # -- cancels -------------------------------------------------------------------
+
+    def _ancestors(self, node: NodeFacts) -> list[NodeFacts]:
+        """Return the node and what is above it, nearest first."""
+        found: list[NodeFacts] = []
+        current: NodeFacts | None = node
+        while current is not None:
+            found.append(current)
+            current = self._nodes.get(current.parent_id)
+        return found
+
+    def _cancel_above(self, node: NodeFacts) -> Cancel | None:
+        """Return the nearest cancel that a node is under."""
+        if not self._first:
+            return None
+        return next((self._first[a.id] for a in self._ancestors(node) if a.id in self._first), None)
+
+    def _cancel_of(self, node: NodeFacts, cause: Cause | None) -> Cancel | None:
+        """Return the cancel that a node has ended by; it may be a detached run under a cancelled parent."""
+        if cause is None or not self._first:
+            return None
+        for above in self._ancestors(node):
+            found = self._first.get(above.id)
+            if found is not None and found.cause == cause:
+                return found
+        return None
+
+    def _cancel_requested(self, target: NodeFacts, event: CancelRequested) -> None:
+        cause = event.cause
+        if cause is None:
+            return
+        cancel = Cancel(event, cause, target, read_carrier(event.trace))
+        earlier = self._cancel_of(target, cause)
+        if earlier is None:
+            self._first[target.id] = cancel
+        else:
+            cancel.joined = earlier.id
+        self._open[cancel.id, target.id] = cancel
+        cancel.requested(self._batch)
+        noted = SpanEvent(event.at, "remit.cancel.requested", cancel.attributes())
+        target.events.append(noted)
+        turn = self._nodes.get(target.turn_id)
+        if turn is not None and turn is not target:
+            turn.events.append(noted)
+
+    def _kill_requested(self, target: NodeFacts, event: KillRequested) -> None:
+        target.events.append(SpanEvent(event.at, "remit.cancel.kill", {"remit.cancel.id": event.request_id}))
+
+    def _stop_attributes(self, cancel: Cancel | None, cause: Cause | None, at: float) -> Attributes:
+        if cause is None:
+            return {}
+        found = cause_attributes(cause, cancel.id if cancel is not None else "")
+        if cancel is not None:
+            found["remit.cancel.seconds"] = round(max(0.0, at - cancel.at), 6)
+        return found
+
+    def _meet(self, cancel: Cancel, node: NodeFacts, at: float, outcome: Outcome, *, unconfirmed: bool) -> None:
+        """Note how a node took its cancel, if it was alive when that came."""
+        if cancel.target is node:
+            cancel.outcome = outcome
+        if not node.is_turn and not node.attempt:
+            cancel.unbegun += 1
+            return
+        ended_at = node.reported_at or node.body_ended_at or at
+        if node.body_ended_at is not None and node.body_ended_at < cancel.at:
+            return  # its body was over; only what it had delegated was alive
+        timing = node.timing if node.timing is not None and node.timing.told_s is not None else None
+        report = node.report
+        raised = report is not None and report.report == "raised" and not report.before_cancel
+        cancel.met(
+            Hop(
+                node.id,
+                "turn" if node.is_turn else "run",
+                f"holder of {node.id}" if node.is_turn else node.host_id,
+                tuple(above.id for above in self._ancestors(node)[1:]),
+                node.common(),
+                node.span if node.is_turn else node.attempt_span(node.attempt),
+                max(ended_at, cancel.at),
+                outcome,
+                _delivery(node, timing, unconfirmed=unconfirmed),
+                timing=timing,
+                failed_cleanup=raised,
+                attempt=max(1, node.attempt),
+            )
+        )
+
+    def _cancel_quiet(self, event: CancelQuiet) -> None:
+        target_id = event.node_id
+        cancel = self._open.pop((event.request_id, target_id), None)
+        if cancel is not None:
+            cancel.close(self._batch, event.at, is_quiet=True)
+        first = self._first.get(target_id)
+        if first is not None and (first.id, target_id) not in self._open:
+            del self._first[target_id]
+
+
+def _delivery(node: NodeFacts, timing: BodyTiming | None, *, unconfirmed: bool) -> str:
+    """Return what became of the order to stop a node."""
+    if unconfirmed or node.escalated == "drain_host":
+        return "no_ack"
+    if timing is not None:
+        return "acknowledged"
+    if node.escalated == "kill_host":
+        return "escalated"
+    if node.report is not None or (node.is_turn and not node.escalated):
+        return "already_done"
+    return "target_gone"
