@@ -55,7 +55,8 @@ class TurnHolder(ClaimHolder):
         )
         self._span = start_turn_span(request.turn_id, name=request.name, session_id=request.session_id)
         self._request = replace(request, trace=self._span.carrier or self._carrier or request.trace)
-        self._watch = BodyWatch(self._signal)
+        self._watch = watch = BodyWatch(self._signal)
+        self._take_timing = watch.timing
         self._told_at: float | None = None
         self._ended: EndedNotice | None = None
         self._started = False
@@ -201,10 +202,10 @@ class TurnHolder(ClaimHolder):
             await asyncio.sleep(_RETRY_S)
         await self._until(lambda: self._ended is not None)
 
-    def _timing(self) -> BodyTiming | None:
+    def _timing(self) -> BodyTiming:
         """Return how the body took its cancel, for the spans of it."""
         struck = self._scope.struck_at if self._scope is not None else None
-        return None if self._watch is None else self._watch.timing(self._told_at, struck)
+        return self._take_timing(self._told_at, struck)
 
 
 class Turn(TurnHolder):

@@ -118,6 +118,11 @@ class CollectorSink:
         with self._lock:
             self.dropped += lost
 
+    @property
+    def is_measured(self) -> bool:
+        """Tell whether there is an exporter for metrics."""
+        return bool(self._meters.providers)
+
     def is_sampled(self, trace: int) -> bool:
         """Tell what `OTEL_TRACES_SAMPLER` says of a trace that begins here."""
         result = self._sampler.should_sample(None, trace, "invoke_workflow")

@@ -113,6 +113,11 @@ class FileSink:
         self.dropped = 0
         """Spans and records that could not be written."""
 
+    @property
+    def is_measured(self) -> bool:
+        """Files hold no measurements."""
+        return False
+
     def export(self, batch: Batch) -> None:
         """Write what a batch holds; a disk that refuses is counted and told once."""
         try:

@@ -57,11 +57,16 @@ class Folder:
 
     Args:
         keeps_arguments: whether renderings of arguments become attributes.
+        is_measured: whether measurements are made.
         is_sampled: tells by its trace id whether a turn without a parent is sampled.
     """
 
     def __init__(
-        self, *, keeps_arguments: bool = False, is_sampled: Callable[[int], bool] = lambda trace: True
+        self,
+        *,
+        keeps_arguments: bool = False,
+        is_measured: bool = True,
+        is_sampled: Callable[[int], bool] = lambda trace: True,
     ) -> None:
         self._keeps_arguments = keeps_arguments
         self._is_sampled = is_sampled
@@ -70,7 +75,8 @@ class Folder:
         """The cancel that set the cause of a node, by the node that was asked."""
         self._open: dict[tuple[str, str], Cancel] = {}
         self._claims = ClaimSpans()
-        self._batch = Batch()
+        self._is_measured = is_measured
+        self._batch = Batch(is_measured=is_measured)
         self._handlers: dict[type[Event], Callable[..., None]] = {
             TurnStarted: self._turn_started,
             RunStarted: self._run_started,
@@ -127,7 +133,7 @@ class Folder:
 
     def take(self) -> Batch:
         """Return what has come together since the last call."""
-        batch, self._batch = self._batch, Batch()
+        batch, self._batch = self._batch, Batch(is_measured=self._is_measured)
         return batch
 
     def close(self, at: float) -> None:

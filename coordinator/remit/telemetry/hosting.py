@@ -71,7 +71,7 @@ class HostTelemetry:
     def _set_up(self) -> None:
         from opentelemetry import trace
 
-        provider = trace.get_tracer_provider()
+        provider: Any = trace.get_tracer_provider()
         if isinstance(provider, trace.ProxyTracerProvider):
             settings = TelemetrySettings.from_env(os.environ)
             if not (self._own_process and (settings.files or settings.traces)):

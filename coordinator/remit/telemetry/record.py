@@ -128,8 +128,12 @@ class Batch:
     spans: list[SpanRecord] = field(default_factory=list[SpanRecord])
     logs: list[LogRecord] = field(default_factory=list[LogRecord])
     measurements: list[Measurement] = field(default_factory=list[Measurement])
+    is_measured: bool = True
+    """Whether anybody wants measurements."""
 
     def measure(self, name: str, value: float, /, **attributes: str) -> None:
         """Add a value of a metric, with attributes out of small closed sets."""
+        if not self.is_measured:
+            return
         named = {_METRIC_ATTRIBUTES.get(key, key): text for key, text in attributes.items() if text}
         self.measurements.append(Measurement(name, value, named))

@@ -43,6 +43,11 @@ class Sink(Protocol):
 
     dropped: int
 
+    @property
+    def is_measured(self) -> bool:
+        """Tell whether measurements are wanted."""
+        ...
+
     def export(self, batch: Batch) -> None:
         """Take a batch."""
         ...
@@ -81,7 +86,11 @@ class Recorder:
         self._sinks = tuple(sinks)
         self._now = now
         self._pause_s = pause_s
-        self._folder = Folder(keeps_arguments=keeps_arguments, is_sampled=self._is_sampled)
+        self._folder = Folder(
+            keeps_arguments=keeps_arguments,
+            is_measured=any(sink.is_measured for sink in self._sinks),
+            is_sampled=self._is_sampled,
+        )
         self._waiting: deque[_Item] = deque()
         self._asked: deque[threading.Event] = deque()
         self._wake = threading.Event()
