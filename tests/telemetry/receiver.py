@@ -122,6 +122,6 @@ def attributes_of(item: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pair in item.attributes:
         kind = pair.value.WhichOneof("value")
-        value = getattr(pair.value, kind) if kind else None
+        value: Any = getattr(pair.value, kind) if kind else None
         found[pair.key] = tuple(v.string_value for v in value.values) if kind == "array_value" else value
     return found

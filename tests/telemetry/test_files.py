@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import json_format
 from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 
@@ -16,6 +16,9 @@ from remit.telemetry.files import FileSink, SegmentFile, read_traces, traces_fol
 from remit.telemetry.names import SpanKind
 from remit.telemetry.otlp import decode_spans, encode_logs, encode_spans
 from remit.telemetry.record import Batch, LogRecord, SpanEvent, SpanLink, SpanRecord
+
+# It has no annotations.
+json_format: Any = importlib.import_module("google.protobuf.json_format")
 
 NASTY = 'a "quoted" \\ path\nwith a line, a tab\t, ümlauts 🙂 and \x07 and </script>'
 

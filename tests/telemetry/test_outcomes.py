@@ -192,6 +192,8 @@ async def test_a_restarted_coordinator_ends_the_spans_of_its_earlier_life(tmp_pa
             await turn.begin()
             run = await turn.delegate(nap)
             await Stage(tmp_path).until_noted("nap began")
+            for host in system.engine.hosts.values():
+                host.link.is_cut = True  # nothing of the end of this life is heard
     with open_inprocess(tmp_path, journal=MemoryJournal(previous=journal), sinks=[second]) as system:
         assert system.recorder is not None
         assert await asyncio.to_thread(system.recorder.flush, 30.0)

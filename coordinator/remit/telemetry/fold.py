@@ -184,7 +184,7 @@ class Folder:
         stop = self._stop_attributes(cancel, event.cause, event.at)
         error = error_type_of(event.outcome, event.error_type, unconfirmed=event.unconfirmed)
         if cancel is not None:
-            self._meet(cancel, run, event.at, event.outcome, unconfirmed=event.unconfirmed)
+            self._meet(cancel, run, event, unconfirmed=event.unconfirmed)
         self._claims.end(self._batch, run, event.at)
         self._close_processes(run, event.at)
         if run.attempt:
@@ -225,7 +225,7 @@ class Folder:
         stop = self._stop_attributes(cancel, event.cause, event.at)
         error = error_type_of(event.outcome, event.error_type)
         if cancel is not None and turn.started_at is not None:
-            self._meet(cancel, turn, event.at, event.outcome, unconfirmed=turn.escalated == "unconfirmed")
+            self._meet(cancel, turn, event, unconfirmed=turn.escalated == "unconfirmed")
         self._claims.end(self._batch, turn, event.at)
         name = turn.name or "turn"
         attributes: Attributes = {
@@ -396,8 +396,9 @@ class Folder:
             found["remit.cancel.seconds"] = round(max(0.0, at - cancel.at), 6)
         return found
 
-    def _meet(self, cancel: Cancel, node: NodeFacts, at: float, outcome: Outcome, *, unconfirmed: bool) -> None:
+    def _meet(self, cancel: Cancel, node: NodeFacts, event: RunEnded | TurnEnded, *, unconfirmed: bool) -> None:
         """Note how a node took its cancel, if it was alive when that came."""
+        at, outcome, error_type = event.at, event.outcome, event.error_type
         if cancel.target is node:
             cancel.outcome = outcome
         if not node.is_turn and not node.attempt:
@@ -419,7 +420,7 @@ class Folder:
                 node.span if node.is_turn else node.attempt_span(node.attempt),
                 max(ended_at, cancel.at),
                 outcome,
-                _delivery(node, timing, unconfirmed=unconfirmed),
+                _delivery(node, timing, error_type, unconfirmed=unconfirmed),
                 timing=timing,
                 failed_cleanup=raised,
                 attempt=max(1, node.attempt),
@@ -436,14 +437,17 @@ class Folder:
             del self._first[target_id]
 
 
-def _delivery(node: NodeFacts, timing: BodyTiming | None, *, unconfirmed: bool) -> str:
+_GONE = ("HostLost", "CoordinatorRestarted")
+
+
+def _delivery(node: NodeFacts, timing: BodyTiming | None, error_type: str, *, unconfirmed: bool) -> str:
     """Return what became of the order to stop a node."""
     if unconfirmed or node.escalated == "drain_host":
         return "no_ack"
-    if timing is not None:
-        return "acknowledged"
-    if node.escalated == "kill_host":
-        return "escalated"
-    if node.report is not None or (node.is_turn and not node.escalated):
-        return "already_done"
-    return "target_gone"
+    if error_type in _GONE:
+        return "escalated" if node.escalated == "kill_host" else "target_gone"
+    if node.is_turn and node.escalated:
+        return "target_gone"  # its holder has vanished
+    if timing is None and node.timing is not None:
+        return "already_done"  # its body was over when the order came
+    return "acknowledged"
