@@ -14,8 +14,10 @@ integers as texts, enumerations as numbers).
 from __future__ import annotations
 
 import json
+import json.encoder
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 from remit.telemetry.names import SCOPE, SpanKind
@@ -25,7 +27,8 @@ __all__ = ["decode_spans", "encode_logs", "encode_spans"]
 
 _ERROR = 2
 _INFO, _WARN = 9, 13
-_text = json.JSONEncoder(ensure_ascii=False).encode
+_text: Callable[[str], str] = json.encoder.encode_basestring
+"""A text as JSON has it, with its quotation marks."""
 
 
 def encode_spans(spans: Iterable[SpanRecord], resource: Mapping[str, Any], *, scope: str = SCOPE) -> str:
@@ -85,11 +88,16 @@ def _nanoseconds(seconds: float) -> int:
 def _attributes(attributes: Mapping[str, Any]) -> str:
     """Return attributes as a member of an object; empty texts and lists are left out."""
     parts = [
-        f'{{"key":{_text(key)},"value":{_value(value)}}}'
+        f'{_key(key)}{{"stringValue":{_text(value)}}}}}' if type(value) is str else f"{_key(key)}{_value(value)}}}"
         for key, value in attributes.items()
         if value != "" and value != ()
     ]
     return f'"attributes":[{",".join(parts)}]'
+
+
+@lru_cache(maxsize=1024)
+def _key(key: str) -> str:
+    return f'{{"key":{_text(key)},"value":'
 
 
 def _value(value: Any) -> str:
