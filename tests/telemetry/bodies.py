@@ -132,3 +132,16 @@ async def grow(ctx: RunContext, seed: int, depth: int) -> int:
     elif what < 0.8:
         await ctx.sleep(0.001 * choice.randrange(60))
     return seed
+
+
+@agent
+async def spends(ctx: RunContext) -> None:
+    """Report what was used so far; the clean-up comes to more."""
+    ctx.partial({"tokens": 4})
+    Stage(ctx.workspace).note("spent")
+    try:
+        await ctx.sleep(600)
+    finally:
+        async with ctx.shielded(5.0):
+            await asyncio.sleep(0)
+            ctx.partial({"tokens": 6})

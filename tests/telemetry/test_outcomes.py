@@ -16,10 +16,10 @@ from remit.core.events import AttemptEnded, RunEnded, TurnEnded
 from remit.journal import MemoryJournal
 from remit.telemetry.nodes import error_type_of
 from remit.telemetry.record import SpanRecord
-from remit.testing import open_inprocess
+from remit.testing import await_until, open_inprocess
 from tests.agents.bodies import Stage, nap, wait_at
 from tests.agents.world import in_loop
-from tests.telemetry.bodies import boom, grow
+from tests.telemetry.bodies import boom, grow, spends
 from tests.telemetry.world import Kept, Traced, traced
 
 SEEDS = 200
@@ -200,3 +200,18 @@ async def test_a_restarted_coordinator_ends_the_spans_of_its_earlier_life(tmp_pa
     found = spans_of(second.spans, run.id)
     assert found["run"].attributes["remit.outcome"] == "lost"
     assert any(s.name == "invoke_workflow t" for s in second.spans)
+
+
+@pytest.mark.field_report("K7")
+@in_loop
+async def test_what_a_cancelled_run_has_used_is_read_after_its_cleanup(tmp_path: Path) -> None:
+    async with traced(tmp_path) as world:
+        async with world.coordinator.turn("t") as turn:
+            runs = await turn.delegate_many(spends, [{}, {}])
+            await await_until(lambda: Stage(tmp_path).notes().count("spent") == 2)
+            for run in runs:
+                await run.cancel("enough")
+            outcomes = await turn.gather(*runs, return_outcomes=True)
+            used = [run.exception().partial for run in runs]
+    assert outcomes == [Outcome.CANCELLED] * 2
+    assert sum(each["tokens"] for each in used) == 12
