@@ -72,7 +72,8 @@ async def batch(coordinator: Coordinator) -> float:
         began = time.perf_counter()
         runs = await turn.delegate_many(empty, [{"i": i} for i in range(BATCH)])
         await turn.gather(*runs)
-        return time.perf_counter() - began
+        took = time.perf_counter() - began
+    return took
 
 
 async def cancel(coordinator: Coordinator, folder: Path, count: int) -> float:

@@ -43,7 +43,7 @@ def waterfall_lines(trace: Trace, *, width: int, is_ascii: bool) -> list[Line]:
     bar_width = max(_LEAST_BAR, width - label_width - _TIME_WIDTH - 28)
     start, span_s = trace.start, max(trace.end - trace.start, 1e-9)
     marks = _ASCII if is_ascii else _UNICODE
-    head = f"trace {trace.trace_id}, {short_time(span_s)}, {_count(len(rows), 'span')}"
+    head = f"trace {trace.trace_id}, {short_time(span_s)}, {_count(len(trace.spans), 'span')}"
     lines = [Line(head, "bold")]
     for row, label in zip(shown, labels, strict=True):
         bar = _bar(row, start, span_s, bar_width, marks[row.kind])

@@ -50,9 +50,18 @@ class Row:
             return f"{label}, attempt {attempt}" if attempt else label
         if span.name in ("lock.wait", "lock.hold"):
             return f"{span.name} {attributes.get('remit.lock.mode', '')} {attributes.get('remit.lock.name', '')}"
-        if span.name == "cancel.deliver":
-            return f"{span.name} to {attributes.get('remit.cancel.target.kind', '')}"
+        if span.name in ("cancel.deliver", "cancel.observe"):
+            word = "to" if span.name == "cancel.deliver" else "by"
+            return f"{span.name} {word} {self._target}"
         return span.name
+
+    @property
+    def _target(self) -> str:
+        """Return whom a step of a cancel reached: a program, an agent, or the holder of the turn."""
+        attributes = self.span.attributes
+        if attributes.get("remit.cancel.target.kind") == "process":
+            return f"process {attributes.get('process.pid', '')}"
+        return str(attributes.get("gen_ai.agent.name") or "the turn's holder")
 
     @property
     def note(self) -> str:
