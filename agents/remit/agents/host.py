@@ -23,6 +23,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,14 @@ from remit.core.messages import (
     loads,
 )
 from remit.core.signal import CancelSignal
-from remit.telemetry.hosting import HostTelemetry, attempt_carrier
+from remit.telemetry.hosting import HostTelemetry
 from remit.telemetry.watching import BodyWatch
 
 __all__ = ["AgentHost"]
 
 logger = logging.getLogger("remit.host")
 
+_NOWHERE = nullcontext()
 _STALE_EVERY_S = 0.5
 MAX_REMEMBERED_CANCELS = 10_000
 """Cancels kept for attempts that have not arrived; they arrive within seconds or never."""
@@ -176,7 +178,7 @@ class AgentHost:
             machine=self.machine,
             max_result_bytes=self._max_result_bytes,
             watch=watch,
-            carrier=attempt_carrier(item.trace, item.run_id, item.attempt),
+            carrier=self._telemetry.carrier(item.trace, item.run_id, item.attempt),
         )
         self._contexts[item.run_id] = context
         self._attempts[item.run_id] = (item.attempt, signal)
@@ -199,7 +201,7 @@ class AgentHost:
         watch: BodyWatch | None,
     ) -> None:
         try:
-            with self._telemetry.inside(item.trace, item.run_id, item.turn_id, item.attempt):
+            with self._telemetry.inside(item.trace, item.run_id, item.turn_id, item.attempt) if watch else _NOWHERE:
                 report = await run_body(
                     agent, item, context, signal=signal, max_result_bytes=self._max_result_bytes, watch=watch
                 )

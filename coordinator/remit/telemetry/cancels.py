@@ -32,6 +32,16 @@ from remit.telemetry.record import Attributes, Batch, LogRecord, SpanEvent, Span
 
 __all__ = ["Cancel", "Hop"]
 
+_LOGGED = (
+    "remit.turn.id",
+    "remit.run.id",
+    "remit.cancel.id",
+    "remit.cancel.hop",
+    "remit.cancel.target.kind",
+    "remit.cancel.mechanism",
+    "remit.cancel.delivery",
+    "remit.cancel.observed_at",
+)
 _ERRORS = {"no_ack": "cancel_timeout", "escalated": "term_grace_exceeded"}
 
 
@@ -85,6 +95,14 @@ class Cancel:
     def attributes(self) -> Attributes:
         """Return what every span of this cancel says of it."""
         return cause_attributes(self.cause, self.id)
+
+    def brief(self) -> Attributes:
+        """Return what its steps say of it; a cancel of ten thousand runs has forty thousand of them."""
+        return {
+            "remit.cancel.id": self.id,
+            "remit.cancel.source": source_of(self.cause),
+            "remit.cancel.reason": self.cause.reason,
+        }
 
     # -- what happens --------------------------------------------------------------
 
@@ -202,7 +220,7 @@ class Cancel:
         mechanism = "actor_call" if sender is None else "task_cancel"
         attributes: Attributes = {
             **hop.attributes,
-            **self.attributes(),
+            **self.brief(),
             "remit.cancel.hop": number,
             "remit.cancel.target.run_id": hop.node_id,
             "remit.cancel.target.kind": hop.kind,
@@ -274,7 +292,7 @@ class Cancel:
         start = timing.told_at if timing is not None else self.at
         attributes: Attributes = {
             **hop.attributes,
-            **self.attributes(),
+            **self.brief(),
             "remit.cancel.hop": 1 if run is None else self._number(run) + 1,
             "remit.cancel.target.run_id": hop.node_id,
             "remit.cancel.target.kind": hop.kind,
@@ -299,7 +317,8 @@ class Cancel:
         self._log(batch, "remit.cancel.delivered", delivery, hop.ended_at)
 
     def _log(self, batch: Batch, name: str, span: SpanRecord, at: float) -> None:
-        batch.logs.append(LogRecord(at, name, span.trace_id, span.span_id, bool(span.error), dict(span.attributes)))
+        kept: Attributes = {key: span.attributes[key] for key in _LOGGED if key in span.attributes}
+        batch.logs.append(LogRecord(at, name, span.trace_id, span.span_id, bool(span.error), kept))
 
     def requested(self, batch: Batch) -> None:
         """Add what is known when the cancel has been accepted."""

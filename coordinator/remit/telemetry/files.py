@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from remit.telemetry.otlp import decode_spans, encode_logs, encode_spans
 from remit.telemetry.record import Batch, SpanRecord
@@ -24,6 +25,8 @@ __all__ = ["FileSink", "SegmentFile", "read_traces", "traces_folder"]
 
 logger = logging.getLogger("remit.telemetry")
 
+_T = TypeVar("_T")
+_LINE_ITEMS = 256
 _SEGMENTS = 8
 """Parts of the limit that one segment may take: so much goes at once when it is reached."""
 
@@ -121,10 +124,10 @@ class FileSink:
     def export(self, batch: Batch) -> None:
         """Write what a batch holds; a disk that refuses is counted and told once."""
         try:
-            if batch.spans:
-                self._spans.append(encode_spans(batch.spans, self._resource))
-            if batch.logs:
-                self._logs.append(encode_logs(batch.logs, self._resource))
+            for part in _parts(batch.spans):
+                self._spans.append(encode_spans(part, self._resource))
+            for records in _parts(batch.logs):
+                self._logs.append(encode_logs(records, self._resource))
         except OSError as error:
             if not self.dropped:
                 logger.warning("traces cannot be written: %s", error)
@@ -139,6 +142,13 @@ class FileSink:
 
     def close(self, timeout_s: float) -> None:
         """No file stays open between two lines."""
+
+
+def _parts(items: list[_T]) -> Iterator[list[_T]]:
+    """Yield lists of a few hundred: lines that readers and segments can take."""
+    for begin in range(0, len(items), _LINE_ITEMS):
+        yield items[begin : begin + _LINE_ITEMS]
+        time.sleep(0)  # others of this process get their turn
 
 
 def read_traces(folder: Path, mark: str) -> Iterator[SpanRecord]:

@@ -84,6 +84,10 @@ class HostTelemetry:
             provider.add_span_processor(_stamp())
         self._provider = provider
 
+    def carrier(self, carrier: str, run_id: str, attempt: int) -> str:
+        """Return the trace context of an attempt where spans are made here; else the empty text."""
+        return attempt_carrier(carrier, run_id, attempt) if "opentelemetry.trace" in sys.modules else ""
+
     @contextmanager
     def inside(self, carrier: str, run_id: str, turn_id: str, attempt: int) -> Generator[None]:
         """Make an attempt the parent of all spans made in a block."""
