@@ -18,19 +18,18 @@ hop further. A tool process is one hop from its run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from remit.core.cause import Cause
 from remit.core.events import CancelRequested, ProcessEnded
 from remit.core.messages import BodyTiming
 from remit.core.outcome import Outcome
 from remit.telemetry.carrier import Parent
+from remit.telemetry.hops import Hop
 from remit.telemetry.names import SpanKind
 from remit.telemetry.nodes import NodeFacts, cause_attributes, link_to, source_of
 from remit.telemetry.processes import process_span_id
 from remit.telemetry.record import Attributes, Batch, LogRecord, SpanEvent, SpanLink, SpanRecord, span_id
 
-__all__ = ["Cancel", "Hop"]
+__all__ = ["Cancel"]
 
 _LOGGED = (
     "remit.turn.id",
@@ -43,33 +42,6 @@ _LOGGED = (
     "remit.cancel.observed_at",
 )
 _ERRORS = {"no_ack": "cancel_timeout", "escalated": "term_grace_exceeded"}
-
-
-@dataclass(slots=True)
-class Hop:
-    """One thing that a cancel met alive, and what became of it."""
-
-    node_id: str
-    kind: str
-    """`turn`, `run` or `process`."""
-    place: str
-    """Where it ran: a host, or the holder of the turn."""
-    above: tuple[str, ...]
-    """Its ancestors, nearest first."""
-    attributes: Attributes
-    """What all spans of its turn or run have."""
-    target: int
-    """Its own span."""
-    ended_at: float
-    """When the coordinator heard of its end."""
-    outcome: Outcome | None
-    delivery: str
-    """`acknowledged`, `already_done`, `target_gone`, `no_ack` or `escalated`."""
-    timing: BodyTiming | None = None
-    failed_cleanup: bool = False
-    attempt: int = 0
-    number: int = 0
-    """How many hops from the request; 0 until it is known."""
 
 
 class Cancel:

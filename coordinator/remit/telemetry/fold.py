@@ -39,13 +39,14 @@ from remit.core.events import (
 )
 from remit.core.messages import BodyTiming, ReportEnded
 from remit.core.outcome import Outcome
-from remit.telemetry.cancels import Cancel, Hop
+from remit.telemetry.cancels import Cancel
 from remit.telemetry.carrier import read_carrier
 from remit.telemetry.claims import ClaimSpans
-from remit.telemetry.names import SpanKind
+from remit.telemetry.hops import hop_of
+from remit.telemetry.node_spans import attempt_span, run_span, turn_span
 from remit.telemetry.nodes import NodeFacts, cause_attributes, error_type_of
 from remit.telemetry.processes import measure_process, process_span
-from remit.telemetry.record import Attributes, Batch, SpanEvent, SpanRecord
+from remit.telemetry.record import Attributes, Batch, SpanEvent
 
 __all__ = ["Folder"]
 
@@ -176,7 +177,8 @@ class Folder:
         if event.report == "stale_host":
             return  # its body never began
         outcome = _ATTEMPT_OUTCOMES.get(event.report, Outcome.LOST)
-        self._attempt_span(run, event.at, outcome, error_type_of(outcome, event.error_type), event.report, {})
+        error = error_type_of(outcome, event.error_type)
+        self._batch.spans.append(attempt_span(run, event, outcome, error, event.report, {}))
 
     def _run_ended(self, run: NodeFacts, event: RunEnded) -> None:
         del self._nodes[run.id]
@@ -189,27 +191,9 @@ class Folder:
         self._close_processes(run, event.at)
         if run.attempt:
             word = run.report.report if run.report is not None else ""
-            self._attempt_span(run, event.at, event.outcome, error, word, stop)
-        attributes: Attributes = {
-            **run.common(),
-            "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.provider.name": "remit",
-            "gen_ai.agent.id": run.id,
-            "remit.run.name": run.name,
-            "remit.outcome": event.outcome.value,
-            "remit.attempts": event.attempt,
-            "remit.placement.host_id": run.host_id,
-            **stop,
-        }
-        if run.started_at is not None:
-            attributes["remit.queue.duration"] = round(run.started_at - run.accepted_at, 6)
-        if event.blocked_by:
-            attributes["remit.blocked_by"] = event.blocked_by
-        if event.unconfirmed:
-            attributes["remit.unconfirmed"] = True
-        if self._keeps_arguments and run.arguments:
-            attributes["remit.arguments"] = run.arguments
-        span = self._span(run, f"invoke_agent {run.agent}", event.at, attributes, error, SpanKind.CLIENT)
+            self._batch.spans.append(attempt_span(run, event, event.outcome, error, word, stop))
+        span = run_span(run, event, error, stop, keeps_arguments=self._keeps_arguments)
+        self._batch.spans.append(span)
         self._batch.measure(
             "gen_ai.invoke_agent.duration",
             span.seconds,
@@ -227,80 +211,9 @@ class Folder:
         if cancel is not None and turn.started_at is not None:
             self._meet(cancel, turn, event, unconfirmed=turn.escalated == "unconfirmed")
         self._claims.end(self._batch, turn, event.at)
-        name = turn.name or "turn"
-        attributes: Attributes = {
-            **turn.common(),
-            "gen_ai.operation.name": "invoke_workflow",
-            "gen_ai.workflow.name": name,
-            "gen_ai.conversation.id": turn.session_id,
-            "openinference.span.kind": "CHAIN",
-            "remit.surface": turn.surface,
-            "remit.outcome": event.outcome.value,
-            **stop,
-        }
-        span = self._span(turn, f"invoke_workflow {name}", event.at, attributes, error, SpanKind.INTERNAL)
-        self._batch.measure("remit.turn.duration", span.seconds, outcome=event.outcome.value, error_type=error)
-
-    def _span(
-        self, node: NodeFacts, name: str, at: float, attributes: Attributes, error: str, kind: SpanKind
-    ) -> SpanRecord:
-        span = SpanRecord(
-            name,
-            node.trace,
-            node.span,
-            node.parent_span,
-            node.accepted_at,
-            max(node.accepted_at, at),
-            attributes,
-            kind=kind,
-            error=error,
-            events=node.events,
-            links=node.links,
-            is_sampled=node.is_sampled,
-        )
+        span = turn_span(turn, event, error, stop)
         self._batch.spans.append(span)
-        return span
-
-    def _attempt_span(
-        self, run: NodeFacts, at: float, outcome: Outcome, error: str, word: str, stop: Attributes
-    ) -> None:
-        """Add the span of one attempt: by the host's clock if it told, else by ours."""
-        timing = run.timing
-        start = timing.began_at if timing is not None else run.attempt_at
-        end = timing.ended_at if timing is not None else run.body_ended_at or at
-        attributes: Attributes = {
-            **run.common(),
-            "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.provider.name": "remit",
-            "remit.attempt": run.attempt,
-            "remit.attempt.report": word,
-            "remit.placement.host_id": run.host_id,
-            "remit.outcome": outcome.value,
-            **stop,
-        }
-        events: list[SpanEvent] = []
-        if timing is not None and timing.told_s is not None:
-            observed: Attributes = {
-                "remit.cancel.observed_at": timing.where,
-                "remit.cancel.observation_s": round(timing.observation_s, 6),
-            }
-            if "remit.cancel.id" in stop:
-                observed["remit.cancel.id"] = stop["remit.cancel.id"]
-            events.append(SpanEvent(timing.observed_at, "remit.cancel.observed", observed))
-        self._batch.spans.append(
-            SpanRecord(
-                f"invoke_agent {run.agent}",
-                run.trace,
-                run.attempt_span(run.attempt),
-                run.span,
-                start,
-                max(start, end),
-                attributes,
-                error=error,
-                events=events,
-                is_sampled=run.is_sampled,
-            )
-        )
+        self._batch.measure("remit.turn.duration", span.seconds, outcome=event.outcome.value, error_type=error)
 
     def _escalated(self, run: NodeFacts, event: RunEscalated) -> None:
         run.escalated = event.step
@@ -398,34 +311,15 @@ class Folder:
 
     def _meet(self, cancel: Cancel, node: NodeFacts, event: RunEnded | TurnEnded, *, unconfirmed: bool) -> None:
         """Note how a node took its cancel, if it was alive when that came."""
-        at, outcome, error_type = event.at, event.outcome, event.error_type
         if cancel.target is node:
-            cancel.outcome = outcome
+            cancel.outcome = event.outcome
         if not node.is_turn and not node.attempt:
             cancel.unbegun += 1
             return
-        ended_at = node.reported_at or node.body_ended_at or at
-        if node.body_ended_at is not None and node.body_ended_at < cancel.at:
-            return  # its body was over; only what it had delegated was alive
-        timing = node.timing if node.timing is not None and node.timing.told_s is not None else None
-        report = node.report
-        raised = report is not None and report.report == "raised" and not report.before_cancel
-        cancel.met(
-            Hop(
-                node.id,
-                "turn" if node.is_turn else "run",
-                f"holder of {node.id}" if node.is_turn else node.host_id,
-                tuple(above.id for above in self._ancestors(node)[1:]),
-                node.common(),
-                node.span if node.is_turn else node.attempt_span(node.attempt),
-                max(ended_at, cancel.at),
-                outcome,
-                _delivery(node, timing, error_type, unconfirmed=unconfirmed),
-                timing=timing,
-                failed_cleanup=raised,
-                attempt=max(1, node.attempt),
-            )
-        )
+        above = tuple(ancestor.id for ancestor in self._ancestors(node)[1:])
+        hop = hop_of(node, event, cancel.at, above, unconfirmed=unconfirmed)
+        if hop is not None:
+            cancel.met(hop)
 
     def _cancel_quiet(self, event: CancelQuiet) -> None:
         target_id = event.node_id
@@ -435,19 +329,3 @@ class Folder:
         first = self._first.get(target_id)
         if first is not None and (first.id, target_id) not in self._open:
             del self._first[target_id]
-
-
-_GONE = ("HostLost", "CoordinatorRestarted")
-
-
-def _delivery(node: NodeFacts, timing: BodyTiming | None, error_type: str, *, unconfirmed: bool) -> str:
-    """Return what became of the order to stop a node."""
-    if unconfirmed or node.escalated == "drain_host":
-        return "no_ack"
-    if error_type in _GONE:
-        return "escalated" if node.escalated == "kill_host" else "target_gone"
-    if node.is_turn and node.escalated:
-        return "target_gone"  # its holder has vanished
-    if timing is None and node.timing is not None:
-        return "already_done"  # its body was over when the order came
-    return "acknowledged"
