@@ -93,13 +93,19 @@ async def _story(open_coordinator: OpenCoordinator, tmp_path: Path) -> tuple[lis
             async with coordinator.turn("swarm") as turn:
                 run = await turn.delegate(middle)
                 for word in ("holds", "in_line", "program", "asks", "computes"):
-                    await await_until((tmp_path / f"note-{word}").exists, timeout_s=120.0, message=word)
+                    there = (tmp_path / f"note-{word}").exists
+                    await await_until(lambda there=there: there() or run.is_settled, timeout_s=120.0, message=word)  # type: ignore[misc]
+                assert not run.is_settled, run.exception()
                 while not any(claim.held_by for claim in await coordinator.locks()):
                     await asyncio.sleep(0.05)
                 ready.set_result(turn)
                 await run.result()
 
         holding = asyncio.ensure_future(hold())
+        waiting: set[asyncio.Future[Any]] = {holding, ready}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if holding.done():
+            holding.result()
         turn = await ready
         assert (await (await coordinator.cancel(turn.id, "enough")).quiet()).is_quiet
         with pytest.raises(TurnCancelled):
