@@ -39,7 +39,7 @@ async def swarm(world: Traced, workspace: Path) -> Turn:
         async with world.coordinator.turn("swarm") as turn:
             runs = [await turn.delegate(middle)]
             await stage.until_noted("held", "asks", "computes", "streams")
-            await await_until((workspace / "stage" / "deaf").exists)
+            await await_until((workspace / "stage" / "deaf").exists, timeout_s=60.0)
             runs.append(await turn.delegate(in_line))
             while not any(c.held_by for c in await world.coordinator.locks()):
                 await asyncio.sleep(0.01)

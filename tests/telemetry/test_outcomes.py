@@ -208,7 +208,7 @@ async def test_what_a_cancelled_run_has_used_is_read_after_its_cleanup(tmp_path:
     async with traced(tmp_path) as world:
         async with world.coordinator.turn("t") as turn:
             runs = await turn.delegate_many(spends, [{}, {}])
-            await await_until(lambda: Stage(tmp_path).notes().count("spent") == 2)
+            await await_until(lambda: Stage(tmp_path).notes().count("spent") == 2, timeout_s=60.0)
             for run in runs:
                 await run.cancel("enough")
             outcomes = await turn.gather(*runs, return_outcomes=True)

@@ -288,7 +288,7 @@ async def test_a_cancel_order_makes_a_host_hand_on_in_a_thread(
             run = await turn.delegate(nap)
             await Stage(tmp_path).until_noted("nap began")
             await (await run.cancel("enough")).quiet()
-        await await_until(lambda: bool(flushed))
+        await await_until(lambda: bool(flushed), timeout_s=60.0)
 
 
 def test_a_recorder_takes_nothing_more_when_it_is_closed() -> None:
