@@ -144,7 +144,7 @@ async def measure(workspace: Path, repeat: int, count: int) -> Result:
         f"{way} {min(batches[way]) * 1e3:.0f} and {min(cancels[way]) * 1e3:.0f} ms" for way in WAYS
     )
     columns = ("what", f"batch of {BATCH:,} ms", "ratio", f"cancel of {count:,} until quiet, ms", "ratio")
-    return Result("spans; medians", columns, rows, checks, (best, f"given up by the exporter at the deaf collector so far: {dropped}"))
+    return Result("spans; medians", columns, rows, checks, (best, f"spans given up so far: {dropped}"))
 
 
 def main() -> None:

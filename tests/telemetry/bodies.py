@@ -56,7 +56,7 @@ async def streams(ctx: RunContext) -> None:
 async def computes(ctx: RunContext) -> None:
     Stage(ctx.workspace).note("computes")
     while True:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # not as often as it could: others of this process have to get on
 
 
 @agent
