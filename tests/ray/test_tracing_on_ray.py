@@ -57,7 +57,7 @@ async def asks(ctx: RunContext) -> None:
 async def computes(ctx: RunContext) -> None:
     _note(ctx, "computes")
     while True:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
 
 
 @agent
@@ -139,9 +139,12 @@ def test_one_trace_over_several_hosts_with_every_hop_once(open_coordinator: Open
     errors = [(s.name, s.error, s.attributes["remit.cancel.target.kind"]) for s in spans if s.error]
     assert errors == [("cancel.deliver", "term_grace_exceeded", "process")]
     hosts = {s.attributes["remit.placement.host_id"] for s in spans if "remit.attempt" in s.attributes}
-    assert len(hosts) == 3
-    hops = {s.run_id: s.attributes["remit.cancel.hop"] for s in spans if s.name == "cancel.observe"}
-    assert sorted(hops.values(), key=str) == [1, 1, 1, 1, 2, 2, 2]
+    assert len(hosts) >= 3
+    by_id = {s.span_id: s for s in spans}
+    for span in (s for s in spans if s.name == "cancel.deliver"):
+        sender = by_id[span.parent_id]
+        above = sender.attributes["remit.cancel.hop"] if sender.name == "cancel.observe" else 0
+        assert span.attributes["remit.cancel.hop"] == int(str(above)) + 1
     with opened(tmp_path) as records:
         outcomes = {node.id: node.outcome for node in records.state.nodes.values()}
     for span in spans:
