@@ -232,11 +232,9 @@ async def report(ctx: RunContext) -> str:
     """Merge what the topics found into `audit.md`."""
     found = {name: await run.result() for name, run in ctx.after.items()}
     text = compose(ctx.workspace.name, time.strftime("%Y-%m-%d"), found)
-    target = ctx.workspace / OWN
-    target.with_suffix(".md.new").write_text(text, "utf-8")
-    os.replace(target.with_suffix(".md.new"), target)  # a reader sees the old report or the new one
-    ctx.log(f"wrote {target}")
-    return str(target)
+    await ctx.write_text(OWN, text)  # under the claim of its run; a reader sees the old report or the new one
+    ctx.log(f"wrote {OWN}")
+    return str(ctx.workspace / OWN)
 
 
 # -- dividing the work ------------------------------------------------------------------------------------------------

@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.runners
+import contextlib
 import gc
 import os
+import shutil
+import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -23,6 +27,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.journal.postgres_server import Server, binaries
 
 RAY_TIMEOUT_S = 180
 """Limit of one test on Ray: the first one also waits for the node to start."""
@@ -52,6 +58,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state_dir() -> Iterator[Path]:
+    """Give this test process a state directory, and with it a daemon of tool processes, of its own."""
+    # Short: a socket's path must stay under 108 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
+    before = os.environ.get("REMIT_STATE_DIR")
+    os.environ["REMIT_STATE_DIR"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["REMIT_STATE_DIR"]
+    else:
+        os.environ["REMIT_STATE_DIR"] = before
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(int((folder / "procd" / "life").read_text()), signal.SIGTERM)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Run tests marked `anyio` on asyncio alone; nothing else is supported."""
@@ -62,6 +85,18 @@ def anyio_backend() -> str:
 def project_root() -> Path:
     """Return the folder that holds tests/ (and, in a checkout, the sources)."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """Return a PostgreSQL server of the tests' own; skips where none is installed."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    programs = binaries()
+    if programs is None:
+        pytest.skip("no PostgreSQL server is installed")
+    server = Server(programs)
+    yield server
+    server.remove()
 
 
 def _ray_is_connected() -> bool:

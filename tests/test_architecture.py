@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -44,7 +45,9 @@ def source_files() -> list[tuple[str, Path]]:
 def imports_of(module: str, path: Path) -> Iterator[Import]:
     """Yield every import of a file, at any depth, and those spelled as a call with a literal name."""
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+        if not isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+            continue
+        where = f"{path.relative_to(ROOT)}:{node.lineno}"
         match node:
             case ast.Import(names=names):
                 yield from (Import(module, alias.name, where) for alias in names)
@@ -91,12 +94,15 @@ def is_below(name: str, places: tuple[str, ...]) -> bool:
     return any(name == place or name.startswith(place + ".") for place in places)
 
 
-ALL_IMPORTS = [found for module, path in source_files() for found in imports_of(module, path)]
+@functools.cache
+def all_imports() -> tuple[Import, ...]:
+    """Return every import of the sources; read once, and not before a test asks."""
+    return tuple(found for module, path in source_files() for found in imports_of(module, path))
 
 
 def test_sources_are_found() -> None:
     assert len(source_files()) > 5
-    assert len(ALL_IMPORTS) > 10
+    assert len(all_imports()) > 10
 
 
 def test_every_package_has_a_row_in_the_import_map() -> None:
@@ -108,7 +114,7 @@ def test_packages_import_only_what_the_map_allows() -> None:
     allowed = table("package")
     wrong = [
         f"{found.where}: {package_of(found.module)} may not import {found.target}"
-        for found in ALL_IMPORTS
+        for found in all_imports()
         if found.target.startswith("remit.")
         and package_of(found.module) != package_of(found.target)
         # `python -m remit` is the command line and nothing else.
@@ -120,7 +126,7 @@ def test_packages_import_only_what_the_map_allows() -> None:
 def test_libraries_are_imported_only_where_the_map_allows() -> None:
     libraries = table("library")
     wrong: list[str] = []
-    for found in ALL_IMPORTS:
+    for found in all_imports():
         top = found.target.split(".")[0]
         if top in libraries:
             if not is_below(found.module, libraries[top]):

@@ -52,7 +52,7 @@ def audit(workspace: Path) -> tuple[list[Outcome | None], int]:
                 request, runs = turn.prepare(
                     [places[run.agent] for run in plan.runs],
                     [run.arguments for run in plan.runs],
-                    [RunOptions(name=run.name, after=run.after) for run in plan.runs],
+                    [RunOptions(name=run.name, after=run.after, claims=run.claims) for run in plan.runs],
                 )
                 await turn.send(request, runs)
                 outcomes.extend(await turn.gather(*runs, return_outcomes=True))

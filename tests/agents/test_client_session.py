@@ -7,7 +7,7 @@ import pytest
 from remit.agents import RunContext, RunOptions, agent
 from remit.agents.client import ClientSession
 from remit.core.errors import CoordinatorUnavailable, RemitError
-from remit.core.messages import Notice
+from remit.core.messages import PROTOCOL, ClientOpened, Notice, dumps
 from remit.testing.inprocess import open_inprocess
 
 
@@ -71,3 +71,52 @@ def test_all_that_watch_a_node_hear_that_it_is_out_of_reach(count: int) -> None:
         session.track("run_1", one)
     session.watch("run_1", watching[-1])
     assert [len(one.lost) for one in watching] == [1] * count
+
+
+class SlowHello(NobodyThere):
+    """A link that answers the hello when told to, and remembers what was sent in which order."""
+
+    def __init__(self) -> None:
+        self.hello: Future[bytes] = Future()
+        self.sent: list[str] = []
+
+    def submit(self, method: str, blob: bytes) -> Future[bytes]:
+        self.sent.append(method)
+        if method == "open_client":
+            return self.hello
+        return super().submit(method, blob)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_nothing_is_sent_before_the_hello_is_answered(arrives: bool) -> None:
+    link = SlowHello()
+    session = ClientSession(link, surface="host")
+    session.open_soon()
+    try:
+        first = session.submit("claim", None)
+        second = session.submit("delegate", None)
+        assert link.sent == ["open_client"]
+        assert not first.done()
+        if arrives:
+            link.hello.set_result(dumps(("ok", ClientOpened(1, 0.01, "/w", 1, PROTOCOL))))
+            assert session.opened.workspace == "/w"
+        else:
+            link.hello.set_exception(CoordinatorUnavailable("lost on the way"))
+        assert link.sent[:3] == ["open_client", "claim", "delegate"]
+        for answered in (first, second):
+            assert isinstance(answered.exception(10), CoordinatorUnavailable)
+        assert isinstance(session.submit("third", None).exception(10), CoordinatorUnavailable)
+    finally:
+        session.close(say_goodbye=False)
+
+
+def test_what_the_coordinator_cannot_know_yet_is_not_lost_when_it_forgets_the_client() -> None:
+    session = ClientSession(NobodyThere())
+    waiting = Watching()
+    session.track("claim_1", waiting, pending=True)
+    session.request_blocking = lambda method, message, timeout_s=1.0: ClientOpened(1, 0.01, "", 1, PROTOCOL)  # type: ignore[method-assign]
+    session._open_again()
+    assert waiting.lost == []
+    # Once it does know, it is asked what was missed; here nobody answers that.
+    session.confirm("claim_1")
+    assert len(waiting.lost) == 1

@@ -12,13 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from remit.core import CancelSignal, Cause, CauseKind
-from remit.processes import CommandResult, run_command
+from remit.processes import CommandResult
 from remit.testing import await_until
+from tests.agents.tool_world import CAUSE, holding, run_tool, says
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the observer reads /proc")
 
-CAUSE = Cause(CauseKind.USER_INTERRUPT, origin="turn_1")
 FOREVER = "while :; do sleep 60; done"
 
 SETSID_DAEMON = """
@@ -117,11 +116,6 @@ def _is_alive(pid: int) -> bool:
     return any(state not in "ZX" for state in states)
 
 
-def _mark(folder: Path, name: str = "") -> str:
-    """Return a mark that no other test, and no earlier run of the tests, has."""
-    return f"run_{folder}_{name}".replace("/", "_")
-
-
 def _left(mark: str) -> list[int]:
     """Return the living processes that carry a mark; an observer apart from the code under test."""
     needle = f"REMIT_RUN={mark}".encode()
@@ -132,18 +126,16 @@ def _left(mark: str) -> list[int]:
     ]
 
 
-async def _stop_when_ready(
-    argv: list[str], folder: Path, mark: str, *, ready: bytes = b"ready", **options: Any
-) -> CommandResult:
-    """Run a program, set its signal once it says that it is ready, and return its end."""
-    stop = CancelSignal()
-    task = asyncio.create_task(
-        run_command(argv, signal=stop, output_dir=folder / "out", mark=mark, cwd=folder, **{"grace_s": 0.2, **options})
-    )
-    output = folder / "out" / "stdout"
-    await await_until(lambda: output.exists() and ready in output.read_bytes(), message=f"{mark} never got ready")
-    stop.set(CAUSE)
-    return await task
+async def _stop_when_ready(argv: list[str], folder: Path, *, ready: str = "ready", **options: Any) -> CommandResult:
+    """Run a program, set its run's signal once it says that it is ready, and return its end."""
+    async with holding(folder) as holder:
+        task = asyncio.create_task(holder.cut_short(argv, cwd=folder, **{"grace_s": 0.2, **options}))
+        output = holder.folder / "process_1" / "stdout"
+        await await_until(says(output, ready), message=f"{argv} never got ready")
+        holder.signal.set(CAUSE)
+        result = await task
+    assert _left(holder.run_id) == []
+    return result
 
 
 @pytest.mark.requirement("E2", "E3", "E4", "E10")
@@ -154,13 +146,12 @@ def test_no_program_survives_its_cancel(tmp_path: Path) -> None:
     async def scenario() -> dict[str, CommandResult]:
         for name in TORTURES:
             (tmp_path / name).mkdir()
-        jobs = [_stop_when_ready(argv, tmp_path / name, _mark(tmp_path, name)) for name, argv in TORTURES.items()]
+        jobs = [_stop_when_ready(argv, tmp_path / name) for name, argv in TORTURES.items()]
         return dict(zip(TORTURES, await asyncio.gather(*jobs), strict=True))
 
     results = asyncio.run(scenario())
     for name, result in results.items():
         assert (name, result.outcome, result.survivors, result.denied) == (name, "cancelled", (), ())
-        assert (name, _left(_mark(tmp_path, name))) == (name, [])
         assert not any(_is_alive(pid) for pid in (result.pid, *result.leftovers_stopped)), name
     escalated = {name for name, result in results.items() if result.escalated}
     assert escalated == {
@@ -182,20 +173,18 @@ def test_a_grandchild_that_holds_the_output_does_not_hold_up_the_end(tmp_path: P
     ready = f"while [ ! -e {trapped} ]; do sleep 0.01; done"
     script = f"(trap '' TERM HUP; touch {trapped}; {FOREVER}) & {ready}; echo so far; exit 0"
     started = time.monotonic()
-    result = asyncio.run(
-        run_command(["sh", "-c", script], signal=CancelSignal(), output_dir=tmp_path, mark=_mark(tmp_path), grace_s=0.1)
-    )
+    result = run_tool(["sh", "-c", script], tmp_path, grace_s=0.1)
     assert time.monotonic() - started < 30  # the grandchild would hold it for ever
     assert (result.outcome, result.exit_code, result.stdout.text) == ("exited", 0, "so far\n")
     assert result.escalated
-    assert _left(_mark(tmp_path)) == []
+    assert all(not _is_alive(pid) for pid in result.leftovers_stopped)
 
 
 def test_a_stopped_program_gets_its_grace(tmp_path: Path) -> None:
     """SIGTERM alone would wait in a stopped process until SIGKILL."""
     watch = "while ! grep -q 'State:.T' /proc/$$/status; do :; done; echo ready"
     script = f"trap 'echo bye; exit 0' TERM; ({watch}) & kill -STOP $$; wait"
-    result = asyncio.run(_stop_when_ready(["sh", "-c", script], tmp_path, "run_stopped", grace_s=30))
+    result = asyncio.run(_stop_when_ready(["sh", "-c", script], tmp_path, grace_s=30))
     assert (result.outcome, result.exit_code, result.escalated) == ("cancelled", 0, False)
     assert result.stdout.text == "ready\nbye\n"
 
@@ -204,7 +193,7 @@ def test_a_stopped_program_gets_its_grace(tmp_path: Path) -> None:
 @pytest.mark.field_report("F2", "F11")
 def test_a_trap_can_clean_up_within_the_grace(tmp_path: Path) -> None:
     script = "trap 'sleep 0.2; rm scratch; exit 1' TERM; touch scratch; echo ready; while :; do sleep 0.01; done"
-    result = asyncio.run(_stop_when_ready(["sh", "-c", script], tmp_path, "run_trap", grace_s=30))
+    result = asyncio.run(_stop_when_ready(["sh", "-c", script], tmp_path, grace_s=30))
     assert (result.outcome, result.exit_code, result.escalated) == ("cancelled", 1, False)
     assert not (tmp_path / "scratch").exists()
 
@@ -212,26 +201,18 @@ def test_a_trap_can_clean_up_within_the_grace(tmp_path: Path) -> None:
 @pytest.mark.requirement("C35", "E20")
 def test_output_without_end_is_stopped_and_shown_in_part(tmp_path: Path) -> None:
     script = "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; echo ready; exec sleep 60"
-    result = asyncio.run(_stop_when_ready(["sh", "-c", script], tmp_path, "run_huge"))
+    result = asyncio.run(_stop_when_ready(["sh", "-c", script], tmp_path))
     assert result.stdout.truncated
-    assert result.stdout.total_bytes == (tmp_path / "out" / "stdout").stat().st_size > 200_000
+    assert result.stdout.total_bytes == result.stdout.path.stat().st_size > 200_000
     assert result.stdout.text.startswith("line 0\n")
     assert result.stdout.text.endswith("line 19999\nready\n")
-
-
-def test_output_that_is_no_text_is_shown_with_replacements(tmp_path: Path) -> None:
-    script = r"printf 'a\377b\303\251'"
-    result = asyncio.run(
-        run_command(["sh", "-c", script], signal=CancelSignal(), output_dir=tmp_path, mark="run_binary")
-    )
-    assert result.stdout.text == "a\N{REPLACEMENT CHARACTER}bé"
 
 
 @pytest.mark.requirement("E2")
 def test_programs_of_others_are_left_alone(tmp_path: Path) -> None:
     environ = {**os.environ, "REMIT_RUN": "run_mine", "REMIT_PROCESS": "0123456789abcdef"}
     with subprocess.Popen(["sleep", "60"], env=environ) as other:
-        result = asyncio.run(_stop_when_ready(["sh", "-c", "echo ready; exec sleep 60"], tmp_path, "run_mine"))
+        result = asyncio.run(_stop_when_ready(["sh", "-c", "echo ready; exec sleep 60"], tmp_path))
         assert other.poll() is None
         other.kill()
     assert other.pid not in (result.pid, *result.leftovers_stopped)

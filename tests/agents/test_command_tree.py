@@ -218,7 +218,7 @@ def test_no_signal_goes_to_many_or_to_ourselves(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.field_report("F14")
-@pytest.mark.parametrize("pid", [-1, 0, 1, os.getpid()])
+@pytest.mark.parametrize("pid", [-1, 0, 1, pytest.param(os.getpid(), id="own")])
 def test_no_signal_goes_to_init_or_this_process(pid: int) -> None:
     assert SystemTable().send(ProcessIdentity(pid, 0.0), SIGKILL) is Delivery.REFUSED
 

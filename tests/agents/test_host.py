@@ -10,12 +10,13 @@ import pytest
 
 from remit.agents.environment import capture
 from remit.agents.host import AgentHost
+from remit.agents.lifeline import Lifeline
 from remit.agents.payload import encode_arguments
 from remit.agents.transport import bundle
 from remit.core.cause import Cause, CauseKind
-from remit.core.errors import CoordinatorUnavailable
-from remit.core.messages import CancelOrder, ReportBatch, ReportEnded, StartBatch, StartItem, dumps, loads
-from remit.testing import await_until
+from remit.core.errors import CoordinatorUnavailable, Refused
+from remit.core.messages import CancelOrder, OrderBatch, ReportBatch, ReportEnded, StartBatch, StartItem, dumps, loads
+from remit.testing import ManualClock, await_until
 from tests.agents import bodies
 from tests.agents.world import in_loop
 
@@ -52,7 +53,9 @@ class Bench:
         self.stage = bodies.Stage(workspace)
         self.host = AgentHost("host_1", self.listener, workspace=workspace, max_result_bytes=10_000, own_process=False)
 
-    def start(self, run_id: str, *, attempt: int = 1, path: tuple[str, ...] = ("turn_1",), label: str = "nap") -> None:
+    def start(
+        self, run_id: str, *, attempt: int = 1, path: tuple[str, ...] = ("turn_1",), label: str = "nap", epoch: int = 1
+    ) -> None:
         packed = bundle(bodies.bare_nap)
         environment = capture()
         item = StartItem(
@@ -67,11 +70,11 @@ class Bench:
             depth=len(path),
             arguments=encode_arguments({"label": label}, packed.name),
         )
-        batch = StartBatch(environment.key, dumps(environment), {packed.key: packed.blob}, (item,))
+        batch = StartBatch(environment.key, dumps(environment), {packed.key: packed.blob}, (item,), epoch)
         self.host.start(dumps(batch))
 
-    def order(self, target: str, *, attempt: int = 0) -> None:
-        self.host.control(dumps((CancelOrder(target, STOPPED, attempt=attempt),)))
+    def order(self, target: str, *, attempt: int = 0, epoch: int = 1) -> None:
+        self.host.control(dumps(OrderBatch(epoch, (CancelOrder(target, STOPPED, attempt=attempt),))))
 
     async def reported(self, count: int) -> list[tuple[str, str]]:
         await await_until(lambda: len(self.listener.reports) >= count)
@@ -158,3 +161,99 @@ async def test_reports_wait_for_a_coordinator_that_does_not_answer(tmp_path: Pat
     assert await bench.reported(1) == [("run_1", "cancelled")]
     bench.host.close()
     await asyncio.sleep(0)
+
+
+@in_loop
+async def test_an_inventory_names_what_runs_and_what_is_reported_and_not_acknowledged(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.listener.is_deaf = True
+    bench.start("run_1")
+    bench.start("run_2", attempt=3, label="second")
+    await bench.stage.until_noted("nap began", "second began")
+    bench.order("run_1")
+    await await_until(lambda: bench.host.statistics()["attempts"] == 1)
+    found = bench.host.inventory(2)
+    assert {(each.run_id, each.attempt, each.reported) for each in found.attempts} == {
+        ("run_1", 1, True),
+        ("run_2", 3, False),
+    }
+    assert (found.pid, found.machine) == (bench.host.pid, bench.host.machine)
+    bench.listener.is_deaf = False
+    await bench.reported(1)
+    await await_until(lambda: len(bench.host.inventory(2).attempts) == 1)
+    bench.order("run_2", epoch=2)
+    await bench.reported(2)
+    await await_until(lambda: bench.host.inventory(2).attempts == ())
+
+
+@pytest.mark.requirement("F7")
+@pytest.mark.field_report("I11")
+@in_loop
+async def test_what_an_earlier_life_has_sent_is_refused_from_the_inventory_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.start("run_1")
+    await bench.stage.until_noted("nap began")
+    assert [each.run_id for each in bench.host.inventory(2).attempts] == ["run_1"]
+    bench.order("run_1")
+    bench.start("run_2", label="late")
+    assert bench.host.refused == 2
+    assert [each.run_id for each in bench.host.inventory(2).attempts] == ["run_1"]
+    with pytest.raises(Refused, match="serves life 2"):
+        bench.host.inventory(1)
+    bench.start("run_2", label="second", epoch=2)
+    await bench.stage.until_noted("second began")
+    for name in ("run_1", "run_2"):
+        bench.order(name, epoch=2)
+    await bench.reported(2)
+    assert "late began" not in bench.stage.notes()
+
+
+@in_loop
+async def test_a_host_that_ends_cancels_its_bodies_and_takes_no_more(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.start("run_1")
+    await bench.stage.until_noted("nap began")
+    assert await asyncio.to_thread(bench.host.end, "left alone", 10.0)
+    assert bench.stage.notes() == ["nap began", "nap over"]
+    bench.start("run_2")
+    assert (bench.host.statistics()["attempts"], bench.host.refused) == (0, 1)
+
+
+class Coordinators:
+    """Answers, or the lack of one, to a host that says that it is there."""
+
+    def __init__(self) -> None:
+        self.answer: bool | None = True
+
+    def submit(self, method: str, blob: bytes) -> Future[bytes]:
+        raise CoordinatorUnavailable("not used")
+
+    def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
+        if self.answer is None:
+            raise CoordinatorUnavailable("nobody is there")
+        return dumps(("ok", self.answer))
+
+
+@pytest.mark.requirement("F6")
+def test_a_lease_is_renewed_by_answers_and_runs_out_without_them() -> None:
+    clock, coordinators, lost = ManualClock(), Coordinators(), list[str]()
+    lifeline = Lifeline("host_1", coordinators, lost.append, clock=clock)
+    clock.advance(100.0)
+    assert lifeline.look()
+    coordinators.answer = None
+    clock.advance(29.0)
+    assert lifeline.look()
+    lifeline.renew()
+    clock.advance(29.0)
+    assert lifeline.look()
+    assert lost == []
+    clock.advance(2.0)
+    assert not lifeline.look()
+    assert lost == ["no coordinator has answered for 31 s: nobody is there"]
+
+
+def test_a_coordinator_that_does_not_know_a_host_ends_it_at_once() -> None:
+    coordinators, lost = Coordinators(), list[str]()
+    coordinators.answer = False
+    assert not Lifeline("host_1", coordinators, lost.append, clock=ManualClock()).look()
+    assert lost == ["its coordinator does not know it any more"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
+
+from remit.coordinator.life import journal_path
+from remit.journal import SqliteJournal
 
 
 @pytest.fixture
@@ -34,6 +38,23 @@ def test_the_receipt_as_json(command: Any, running: str) -> None:
     assert (receipt["accepted"], receipt["quiet"], receipt["target"]) == (True, True, running)
     assert sum(receipt["runs"].values()) == receipt["live"]
     assert receipt["processes_left"] == []
+
+
+@pytest.mark.field_report("I6")
+def test_a_coordinator_that_is_being_restarted_is_waited_for(command: Any, running: str) -> None:
+    command.system.crash_coordinator()
+    again = threading.Timer(0.5, lambda: command.system.restart_coordinator(journal_of(command)))
+    again.start()
+    receipt = command.json("cancel", running)
+    again.join()
+    assert (receipt["accepted"], receipt["quiet"]) == (True, True)
+    assert {node["outcome"] for node in command.json("tree", running)["nodes"]} == {"cancelled"}
+
+
+def journal_of(command: Any) -> SqliteJournal:
+    """Open the journal of a workspace again, as the next life does."""
+    command.system.journal.close()
+    return SqliteJournal.open(journal_path(command.workspace))
 
 
 @pytest.mark.field_report("M1")

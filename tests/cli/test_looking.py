@@ -149,7 +149,8 @@ def test_what_a_body_logs_is_in_its_log(command: Any) -> None:
 def test_what_has_not_ended_without_a_coordinator_is_shown_with_a_word_about_it(command: Any) -> None:
     command("run", command.target("wait"), "--detach")
     assert command.agents.started.wait(20)
-    command.system.journal.close()
+    command.system.crash_coordinator()
+    command.system.close()
     for verb in ("ps", "tree"):
         result = command(verb)
         assert result.stdout.splitlines()[0].startswith("no coordinator is at work here"), result.output

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from remit.core.errors import DuplicateTerminalEvent, InvalidArgument, JournalBusy, JournalError
-from remit.journal import Journal, JournalReader, JournalRecord, MemoryJournal, SqliteJournal
+from remit.journal import Journal, JournalReader, JournalRecord, MemoryJournal, SqliteJournal, open_journal
 
 
 class Lives:
@@ -40,9 +40,13 @@ class Lives:
             journal.close()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def lives(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lives]:
     last: list[MemoryJournal] = []
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_server").url()
+        yield from _closed(Lives(lambda: open_journal(url)))
+        return
 
     def open_memory() -> Journal:
         last[:] = [MemoryJournal(previous=last[0] if last else None)]
@@ -51,9 +55,12 @@ def lives(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lives]:
     def open_sqlite() -> Journal:
         return SqliteJournal.open(tmp_path / "state" / "journal.db")
 
-    made = Lives(open_memory if request.param == "memory" else open_sqlite)
-    yield made
-    made.close()
+    yield from _closed(Lives(open_memory if request.param == "memory" else open_sqlite))
+
+
+def _closed(lives: Lives) -> Iterator[Lives]:
+    yield lives
+    lives.close()
 
 
 def record(kind: str = "run_started", node: str = "run_1", turn: str = "turn_1", **more: Any) -> JournalRecord:
@@ -304,3 +311,57 @@ def test_a_callback_may_append_and_close(lives: Lives) -> None:
     journal.append([record("first")]).add_done_callback(then_close)
     assert done.wait(10)
     assert second == [2]
+
+
+def test_the_latest_snapshot_is_kept_with_its_place_also_for_the_next_life(lives: Lives) -> None:
+    journal = lives.open()
+    reader = lives.read(journal)
+    assert reader.snapshot() is None
+    first = journal.append([record(), record()]).result(10)
+    journal.save_snapshot(first, b"one")
+    journal.append([record()])
+    second = journal.append([record()]).result(10)
+    assert journal.save_snapshot(second, b"two\0").result(10) == 4
+    journal.close()
+    for source in (reader, lives.read(lives.open())):
+        snapshot = source.snapshot()
+        assert snapshot is not None
+        assert (snapshot.seq, snapshot.data) == (4, b"two\0")
+        assert source.base() == 0
+
+
+def test_a_snapshot_goes_with_the_batches_of_its_group_and_not_with_a_refused_one(lives: Lives) -> None:
+    journal = lives.open()
+    journal.append([end("run_1")]).result(10)
+    futures = [journal.append([end("run_1")]), journal.save_snapshot(1, b"kept"), journal.append([record()])]
+    assert isinstance(futures[0].exception(10), DuplicateTerminalEvent)
+    assert futures[2].result(10) == 2
+    snapshot = lives.read(journal).snapshot()
+    assert snapshot is not None
+    assert snapshot.data == b"kept"
+
+
+def test_ended_turns_come_latest_first_and_ended_nodes_are_found_by_a_part_of_their_id(lives: Lives) -> None:
+    journal = lives.open()
+    journal.append([record("turn_ended", f"turn_{n}", f"turn_{n}", terminal=True) for n in (1, 2)])
+    journal.append([record("run_ended", "run_a%b", "turn_1", terminal=True), record("run_started", "run_live")])
+    journal.append([record("turn_ended", "turn_3", "turn_3", terminal=True)]).result(10)
+    reader = lives.read(journal)
+    assert reader.ended_turns() == ["turn_3", "turn_2", "turn_1"]
+    assert reader.ended_turns(limit=1) == ["turn_3"]
+    assert reader.find_ended("run_a%b", limit=5) == reader.find_ended("a%b", limit=5) == [("run_a%b", "turn_1")]
+    assert sorted(reader.find_ended("turn_", limit=5)) == [(f"turn_{n}", f"turn_{n}") for n in (1, 2, 3)]
+    assert len(reader.find_ended("turn_", limit=2)) == 2
+    assert reader.find_ended("run_live", limit=5) == reader.find_ended("r%", limit=5) == []
+
+
+def test_a_payload_of_what_has_not_ended_is_found_too(lives: Lives) -> None:
+    journal = lives.open()
+    journal.append([record("run_progressed", payload=b"one"), record("run_progressed", payload=b"two")]).result(10)
+    reader = lives.read(journal)
+    assert reader.payload("run_1", "run_progressed") == b"two"
+    journal.append([record("run_ended", terminal=True, payload=b"end")]).result(10)
+    assert reader.payload("run_1", "run_progressed") == b"two"
+    assert reader.payload("run_1", "run_ended") == b"end"
+    assert reader.payload("run_1", "run_started") is None
+    assert [one.kind for one in reader.read(node_id="run_1")] == ["run_progressed"] * 2 + ["run_ended"]

@@ -7,6 +7,7 @@ invariants at the top of `decider.py` hold.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -16,6 +17,7 @@ from typing import Any
 
 from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.evolve import evolve
+from remit.coordinator.recovering import Survey
 from remit.coordinator.state import Node, NodeState, Pool, WorkspaceState
 from remit.coordinator.transaction import Settings
 from remit.core.cause import Cause, CauseKind
@@ -39,6 +41,8 @@ from remit.core.messages import (
     CancelRequest,
     DelegateRequest,
     FinishTurn,
+    HostInventory,
+    LiveAttempt,
     OpenTurn,
     Report,
     ReportBatch,
@@ -58,15 +62,27 @@ def same(live: WorkspaceState, folded: WorkspaceState) -> str:
     Waiting rooms, the count of refusals and pruned nodes are not part of the fold
     (invariant 5 of `state.py`), nor is the state `resuming`, which is one of them.
     """
-    for name in ("epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "spawn_failures"):
+    for name in ("epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "spawn_failures", "drained"):
         if getattr(live, name) != getattr(folded, name):
             return f"{name}: {getattr(live, name)} is not {getattr(folded, name)}"
     if live.locks.to_dict() != folded.locks.to_dict():
         return f"claims: {live.locks.claims()} is not {folded.locks.claims()}"
+    if live.claim_deadlines != folded.claim_deadlines:
+        return f"claim deadlines: {live.claim_deadlines} is not {folded.claim_deadlines}"
     if live.awaited != folded.awaited:
         return f"awaited: {live.awaited} is not {folded.awaited}"
     if (live.live_runs, live.live_turns) != (folded.live_runs, folded.live_turns):
         return "counts of live nodes"
+    if live.fail_fast != folded.fail_fast:
+        return f"fail_fast: {live.fail_fast} is not {folded.fail_fast}"
+    for session_id, conversation in live.conversations.items():
+        whole = folded.conversations[session_id]
+        turns = {name: turn for name, turn in whole.turns.items() if name in conversation.turns}
+        if dataclasses.replace(whole, turns=turns) != conversation:
+            return f"{conversation} is not {whole}"
+    for approval_id, record in live.approvals.items():
+        if folded.approvals[approval_id] != record:
+            return f"{record} is not {folded.approvals[approval_id]}"
     for request_id, cancel in live.cancels.items():
         if folded.cancels[request_id] != cancel:
             return f"cancel {cancel} is not {folded.cancels[request_id]}"
@@ -115,9 +131,11 @@ class World:
         self.quiet: list[str] = []
         self.to_spawn: list[str] = []
         self.to_kill: list[str] = []
+        self.starts: list[tuple[str, str]] = []
         self.auto_hosts = auto_hosts
         self.check = check
         self._numbers = itertools.count(1)
+        self._nodes = itertools.cycle(["n1", "n2", "n3"])
         self._seen = _History()
         self._take(self.last)
 
@@ -141,6 +159,7 @@ class World:
         effects = decision.effects
         for host_id, orders in effects.cancels.items():
             self.orders.extend((host_id, order) for order in orders)
+        self.starts.extend((host_id, name) for host_id, names in effects.starts.items() for name in names)
         self.resumed.extend(name for names in effects.resumes.values() for name in names)
         self.refused_waits.extend(cycle for found in effects.wait_refusals.values() for _, _, cycle in found)
         self.announced.extend(effects.ended)
@@ -241,9 +260,14 @@ class World:
 
     # -- hosts ---------------------------------------------------------------------
 
-    def host_ready(self, host_id: str) -> Decision:
-        """A host answers."""
-        return self._take(self.decider.host_ready(host_id, 1, "here", self.now))
+    def host_ready(self, host_id: str, node: str = "") -> Decision:
+        """A host answers; by default on one of two nodes, in turns."""
+        node = node or next(node for node in self._nodes if node not in self.state.drained)
+        return self._take(self.decider.host_ready(host_id, 1, "here", self.now, node))
+
+    def drain_node(self, node: str, **options: Any) -> Decision:
+        """Move work away from a node of the cluster."""
+        return self._take(self.decider.drain(node, "repairs", self.now, **options))
 
     def host_gone(self, host_id: str, reason: str = "exit 1") -> Decision:
         """A host is no longer there."""
@@ -287,13 +311,48 @@ class World:
         self.now = until
         self._take(self.decider.tick(self.now))
 
-    def restart(self) -> None:
-        """Begin another life from the folded state, as after a crash."""
+    def restart(self, survey: Survey | None = None) -> None:
+        """Begin another life from the folded state, as after a crash; by default nothing else is left."""
         self.decider = Decider(settings=self.decider.settings, ids=self.ids, state=self.folded)
         self.folded = WorkspaceState()
         for event in self.events:
             evolve(self.folded, event)
-        self._take(self.decider.start(2, 2, self.now))
+        self.orders.clear()
+        self.starts.clear()
+        self.to_spawn.clear()
+        self.to_kill.clear()
+        self._take(self.decider.start(self.state.epoch + 1, 2, self.now, survey))
+
+    def survey(
+        self,
+        *,
+        gone: Iterable[str] = (),
+        silent: Iterable[str] = (),
+        missing: Iterable[str] = (),
+        arguments: bool = True,
+        attempts: Iterable[LiveAttempt] = (),
+    ) -> Survey:
+        """Return what a restarted coordinator would find.
+
+        Args:
+            gone: hosts that are not there.
+            silent: hosts that do not answer.
+            missing: runs that their host has never received.
+            arguments: whether agents and arguments are at hand.
+            attempts: what the hosts say of these runs, instead of "at work".
+        """
+        told = {attempt.run_id: attempt for attempt in attempts}
+        inventories: dict[str, HostInventory] = {}
+        for host in self.state.hosts.values():
+            if host.id in (*gone, *silent):
+                continue
+            found = [
+                told.get(name, LiveAttempt(name, self.node(name).attempt)) for name in host.runs if name not in missing
+            ]
+            others = [attempt for name, attempt in told.items() if self.node(name).host_id == host.id]
+            inventories[host.id] = HostInventory(host.id, 1, "here", tuple(dict.fromkeys([*found, *others])))
+        names = frozenset(self.state.nodes) if arguments else frozenset[str]()
+        return Survey(inventories, frozenset(silent), names)
 
     def kinds(self, node_id: str) -> list[str]:
         """Return the kinds of a node's events in order."""
@@ -352,8 +411,9 @@ class _History:
     def add(self, event: Event) -> None:
         name = event.node_id
         # A refusal and a quiet are about the request, and may come after the end.
-        # So is the end of a quarantine, once the proof is there.
-        if name in self._parents and event.kind not in ("delegation_refused", "cancel_quiet", "claim_changed"):
+        # So is the end of a quarantine, once the proof is there, and money that was spent all the same.
+        late = ("delegation_refused", "cancel_quiet", "claim_changed")
+        if name in self._parents and event.kind not in late and not getattr(event, "late", False):
             assert name not in self._ended, f"{event.kind} after the end of {name}"
         if isinstance(event, TurnAccepted | RunAccepted):
             assert name not in self._parents

@@ -199,6 +199,7 @@ def test_a_timeout_takes_the_request_out_of_line_and_names_the_holder() -> None:
 @pytest.mark.requirement("F12")
 @pytest.mark.field_report("G4")
 def test_claims_of_a_lost_host_are_freed_once_its_processes_are_proven_gone() -> None:
+    """Invariant I17."""
     world = ClaimWorld()
     turn = world.open_turn()
     one, two, three = world.delegate(turn, 3)

@@ -158,9 +158,13 @@ def test_a_restart_settles_what_was_left_children_first() -> None:
     world.cancel(other)
     world.restart()
     assert (world.outcome(child), world.cause(child).origin) == (Outcome.CANCELLED, parent)
-    assert [world.outcome(n) for n in (parent, turn)] == [Outcome.LOST] * 2
-    assert [world.outcome(n) for n in (stopped, other)] == [Outcome.CANCELLED] * 2
-    assert world.live() == []
+    assert world.outcome(parent) is Outcome.LOST
+    assert world.outcome(stopped) is Outcome.CANCELLED
+    # The holders of turns may come back; one that does not has lost them.
+    assert world.live() == [turn, other]
+    world.client_gone()
+    assert [world.outcome(n) for n in (turn, other)] == [Outcome.CANCELLED] * 2
+    assert world.cause(turn).kind is CauseKind.PARENT_LOST
 
 
 def test_prune_forgets_ended_turns_and_keeps_what_lives() -> None:
@@ -184,3 +188,33 @@ def test_prune_forgets_ended_turns_and_keeps_what_lives() -> None:
     assert world.outcome(waiter) is Outcome.SUCCEEDED
     world.end(kept)
     assert world.decider.prune() == [with_detached, kept]
+
+
+def test_prune_keeps_what_ended_after_the_time_up_to_which_all_has_been_told() -> None:
+    world = World(keep_ended_turns=0)
+    first = world.open_turn()
+    world.finish(first)
+    world.advance(1.0)
+    told = world.now
+    second = world.open_turn("s2")
+    world.finish(second)
+    assert world.decider.prune(told) == [first]
+    world.advance(1.0)
+    assert world.decider.prune(world.now) == [second]
+
+
+def test_prune_goes_by_the_age_of_the_end_and_sooner_where_there_are_many() -> None:
+    world = World(keep_ended_s=100.0, keep_recent_s=10.0, keep_recent_nodes=3)
+    old = world.open_turn()
+    world.finish(old)
+    world.advance(50.0)
+    assert world.decider.prune(world.now) == []
+    turn = world.open_turn("s2")
+    runs = [world.run(turn) for _ in range(3)]
+    assert world.decider.prune(world.now) == [old]
+    for run in runs:
+        world.end(run)
+    world.finish(turn)
+    assert world.decider.prune(world.now) == []
+    world.advance(11.0)
+    assert world.decider.prune(world.now) == [turn, *runs]

@@ -96,12 +96,20 @@ def test_two_factories_do_not_agree_although_user_code_seeds_random() -> None:
     assert IdFactory(lambda: 1).run() != first
 
 
-@pytest.mark.parametrize("name", Limits.__slots__)
+@pytest.mark.parametrize("name", [name for name in Limits.__slots__ if name != "cost"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
 def test_a_limit_that_can_never_work_is_refused(name: str, value: object) -> None:
     make: Any = Limits
     with pytest.raises(ValueError, match=name):
         make(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0, -0.5, float("nan"), float("inf"), True, "3"])
+def test_a_budget_that_can_never_work_is_refused(value: object) -> None:
+    make: Any = Limits
+    with pytest.raises(ValueError, match="cost"):
+        make(cost=value)
+    assert make(cost=0.5).cost == 0.5
 
 
 def test_the_system_clock_never_goes_back() -> None:

@@ -178,7 +178,7 @@ def check_after_death(path: Path, acknowledged: list[int]) -> None:
     with closing(SqliteJournal.open(path)) as journal:
         assert journal.epoch == 2
         assert whole_batches(path) == found
-        assert journal._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert journal._connection.query("PRAGMA integrity_check") == [("ok",)]
         journal.append(batch(len(found))).result(10)
 
 

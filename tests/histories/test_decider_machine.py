@@ -14,7 +14,7 @@ from remit.core.limits import Limits
 from remit.core.messages import CancelRequest, ReportEnded
 from tests.coordinator.decider_world import World
 
-REPORTS = st.sampled_from(["returned", "raised", "cancelled", "timed_out", "stale_host"])
+REPORTS = st.sampled_from(["returned", "raised", "cancelled", "timed_out", "stale_host", "moved"])
 PICK = st.integers(min_value=0, max_value=10_000)
 SECONDS = st.sampled_from([0.1, 0.6, 2.0, 5.0, 30.0])
 
@@ -198,10 +198,23 @@ class DeciderMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.advance(seconds)
 
-    @rule()
-    def coordinator_restarts(self) -> None:
-        self.world.restart()
-        assert self.world.live() == []
+    @rule(seed=st.integers(0, 1_000))
+    def coordinator_restarts(self, seed: int) -> None:
+        chance = random.Random(seed)
+        fates = {host: chance.choice(["there", "there", "gone", "silent"]) for host in self.world.state.hosts}
+        bodies = [name for host in self.world.state.hosts.values() for name in host.runs]
+        self.world.restart(
+            self.world.survey(
+                gone=[host for host, fate in fates.items() if fate == "gone"],
+                silent=[host for host, fate in fates.items() if fate == "silent"],
+                missing=[name for name in bodies if chance.random() < 0.3],
+                arguments=chance.random() < 0.7,
+            )
+        )
+
+    @rule(node=st.sampled_from(["n1", "n2"]), undo=st.booleans())
+    def a_node_is_drained(self, node: str, undo: bool) -> None:
+        self.world.drain_node(node, undo=undo)
 
     def teardown(self) -> None:
         self.world.drain()

@@ -57,7 +57,7 @@ def test_every_commit_waits_for_fsync_of_a_write_ahead_log(tmp_path: Path) -> No
     path = tmp_path / "journal.db"
     with closing(SqliteJournal.open(path)) as journal:
         settings = {
-            name: journal._connection.execute(f"PRAGMA {name}").fetchone()[0]
+            name: journal._connection.query(f"PRAGMA {name}")[0][0]
             for name in ("journal_mode", "synchronous", "fullfsync")
         }
     assert settings == {"journal_mode": "wal", "synchronous": 2, "fullfsync": 1}
@@ -191,7 +191,7 @@ def foreign_database(path: Path) -> None:
 def newer_format(path: Path) -> None:
     SqliteJournal.open(path).close()
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE meta SET value = '2' WHERE name = 'format_version'")
+        connection.execute("UPDATE meta SET value = '99' WHERE name = 'format_version'")
         connection.commit()
 
 
@@ -211,7 +211,7 @@ def folder(path: Path) -> None:
     [
         (no_database, r"is damaged or not a journal .*; move it aside"),
         (foreign_database, "is a database but not a journal"),
-        (newer_format, "has format 2, this version knows formats up to 1"),
+        (newer_format, "has format 99, this version knows formats up to 2"),
         (unversioned, "is a database but not a journal"),
     ],
 )

@@ -52,6 +52,7 @@ ANY_AREA = st.one_of(
 
 @given(ANY_AREA, ANY_AREA)
 def test_overlap_never_misses_a_common_path_and_is_symmetric(one: Area, two: Area) -> None:
+    """Invariant I14."""
     assert overlap(one, two) == overlap(two, one)
     assert overlap(one, one)
     assert overlap(one, two) or not places_of(one) & places_of(two)

@@ -236,23 +236,6 @@ def test_a_host_that_dies_loses_its_run_and_a_retry_begins_elsewhere(
     asyncio.run(main())
 
 
-def test_a_coordinator_that_dies_is_restarted_and_tells_the_truth(open_coordinator: OpenCoordinator) -> None:
-    async def main() -> None:
-        async with open_coordinator() as coordinator:
-            async with coordinator.turn("before") as turn:
-                run = await turn.delegate(nap)
-                await _until_running(coordinator, turn.id, 1)
-                os.kill((await coordinator.statistics())["pid"], signal.SIGKILL)
-                with pytest.raises(RunLost):
-                    await run.result()
-            assert turn.outcome is Outcome.LOST
-            async with coordinator.turn("after") as turn:
-                assert await (await turn.delegate(add, a=2, b=2)).result() == 4
-            assert turn.outcome is Outcome.SUCCEEDED
-
-    asyncio.run(main())
-
-
 _DRIVER = """
 import asyncio, sys
 from remit.agents import agent

@@ -160,6 +160,11 @@ async def run_body(
         current_log.reset(printing)
         current_watch.reset(watching)
     await tasks.end_all()
+    await context.end_tools()
+    if raised is not None and was_set:
+        # All bodies of one cancel hear it before the first of them is reported: composing
+        # and sending reports takes longer than waking the next body.
+        await asyncio.sleep(0)
     if raised is not None:
         report = _report_raised(item, raised, signal, was_set=was_set)
     else:
@@ -222,15 +227,22 @@ async def _in_thread(call: Callable[[], Any], *, item_name: str) -> Any:
     return value
 
 
+_ATTEMPT_WORDS = {CauseKind.ATTEMPT_TIMEOUT: "timed_out", CauseKind.WORKER_MOVED: "moved"}
+
+
+def _ends_attempt(signal: CancelSignal) -> str:
+    """Return the word for an attempt that was told to end while its run goes on, or the empty text."""
+    cause = signal.cause
+    return _ATTEMPT_WORDS.get(cause.kind, "") if cause is not None else ""
+
+
 def _report_returned(item: StartItem, value: Any, signal: CancelSignal, max_result_bytes: int) -> ReportEnded:
     try:
         payload = encode_result(value, max_result_bytes)
     except RemitError as error:
         return _failure(item, error, signal, was_set=signal.is_set)
-    report = "returned"
-    cause = signal.cause
-    if cause is not None and cause.kind is CauseKind.ATTEMPT_TIMEOUT:
-        report = "timed_out"
+    # A value that comes after its attempt was told to end is not the run's.
+    report = _ends_attempt(signal) or "returned"
     return ReportEnded(
         item.run_id,
         item.attempt,
@@ -244,17 +256,14 @@ def _report_returned(item: StartItem, value: Any, signal: CancelSignal, max_resu
 def _report_raised(item: StartItem, error: BaseException, signal: CancelSignal, *, was_set: bool) -> ReportEnded:
     unwound = isinstance(error, (TurnCancelled, asyncio.CancelledError))
     if unwound and was_set:
-        cause = signal.cause
-        expired = cause is not None and cause.kind is CauseKind.ATTEMPT_TIMEOUT
-        word = "timed_out" if expired else "cancelled"
-        return ReportEnded(item.run_id, item.attempt, word, before_cancel=False)
+        return ReportEnded(item.run_id, item.attempt, _ends_attempt(signal) or "cancelled", before_cancel=False)
     return _failure(item, error, signal, was_set=was_set)
 
 
 def _failure(item: StartItem, error: BaseException, signal: CancelSignal, *, was_set: bool) -> ReportEnded:
-    cause = signal.cause
-    expired = was_set and cause is not None and cause.kind is CauseKind.ATTEMPT_TIMEOUT
-    expired = expired or (not was_set and isinstance(error, CommandTimedOut))
+    word = _ends_attempt(signal) if was_set else ""
+    if not was_set and isinstance(error, CommandTimedOut):
+        word = "timed_out"
     text = "".join(traceback.format_exception(error))
     message = str(error)
     if isinstance(error, asyncio.CancelledError) and not message:
@@ -262,7 +271,7 @@ def _failure(item: StartItem, error: BaseException, signal: CancelSignal, *, was
     return ReportEnded(
         item.run_id,
         item.attempt,
-        "timed_out" if expired else "raised",
+        word or "raised",
         before_cancel=not was_set,
         error_type=type(error).__name__,
         error=message[:4096],
@@ -286,9 +295,7 @@ def failed_before_start(item: StartItem, error: BaseException) -> ReportEnded:
 
 def ended_before_start(item: StartItem, signal: CancelSignal) -> ReportEnded:
     """Return the report of an attempt that was cancelled before its body began."""
-    cause = signal.cause
-    expired = cause is not None and cause.kind is CauseKind.ATTEMPT_TIMEOUT
-    return ReportEnded(item.run_id, item.attempt, "timed_out" if expired else "cancelled", before_cancel=False)
+    return ReportEnded(item.run_id, item.attempt, _ends_attempt(signal) or "cancelled", before_cancel=False)
 
 
 def stale_host(item: StartItem, modules: list[str]) -> ReportEnded:

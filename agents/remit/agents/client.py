@@ -17,10 +17,13 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Collection, Generator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from remit.agents.link import Link
+from remit.agents.tooldesk import ToolDesk
 from remit.core.errors import CoordinatorUnavailable, NotFound, RemitError
 from remit.core.ids import IdFactory
 from remit.core.messages import (
@@ -33,6 +36,7 @@ from remit.core.messages import (
     dumps,
     loads,
 )
+from remit.processes.leases import LEASE_S
 
 __all__ = ["ClientSession", "Tracked"]
 
@@ -106,11 +110,20 @@ class ClientSession:
         self._give_up_s = give_up_s
         self._tracked: dict[str, Tracked] = {}
         self._unanswered: set[str] = set()
+        self._asked_for: set[str] = set()
+        """Nodes and claims whose request has no answer yet: the coordinator need not know them."""
+        self._pending: dict[str, int] = {}
+        """Names that the coordinator may not know yet, with `_openings` as it was then."""
+        self._openings = 0
+        self._hello: Future[bytes] | None = None
+        """What `open_soon` said, until it is answered."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._failed: RemitError | None = None
         self._thread: threading.Thread | None = None
         self.opened = ClientOpened(0, 2.0, "", 16 * 1024 * 1024)
+        self._heard = time.monotonic()
+        self._desk: ToolDesk | None = None
 
     # -- life ----------------------------------------------------------------------
 
@@ -129,9 +142,11 @@ class ClientSession:
         self._start_listening()
 
     def open_soon(self) -> None:
-        """Say hello without waiting for the answer: what is sent next arrives behind it.
+        """Say hello without waiting for the answer; what is sent meanwhile waits for it.
 
-        If the hello does not arrive, the poll finds that out and says it again.
+        Two calls of one async actor may be begun in either order, and the coordinator
+        has no notices for a client that it does not know. If the hello does not arrive,
+        the poll finds that out and says it again.
         """
 
         def answered(done: Future[bytes]) -> None:
@@ -139,8 +154,10 @@ class ClientSession:
                 self.opened = answer(done.result())
             except Exception as error:  # any way a transport can fail
                 logger.debug("hello did not arrive: %s", error)
+            self._hello = None
 
-        self.link.submit("open_client", dumps(self._open_request)).add_done_callback(answered)
+        self._hello = hello = self.link.submit("open_client", dumps(self._open_request))
+        hello.add_done_callback(answered)
         self._start_listening()
 
     def _start_listening(self) -> None:
@@ -165,11 +182,24 @@ class ClientSession:
             self._thread.join(timeout=self.opened.poll_s + 5.0)
         if self._failed is None:
             self._fail(CoordinatorUnavailable("this connection to the coordinator was closed"))
+        if self._desk is not None:
+            self._desk.close()
 
     @property
     def closed(self) -> bool:
         """Tell whether this session was closed or has given up."""
         return self._stopping.is_set() or self._failed is not None
+
+    @property
+    def desk(self) -> ToolDesk:
+        """The programs that are started through this connection itself: those of turns, not of runs."""
+        with self._lock:
+            if self._desk is None:
+                self._desk = ToolDesk(self.opened.workspace, holder=self.client_id, lease_left=self._lease_left)
+            return self._desk
+
+    def _lease_left(self) -> float:
+        return LEASE_S - (time.monotonic() - self._heard)
 
     # -- requests ------------------------------------------------------------------
 
@@ -177,20 +207,54 @@ class ClientSession:
         """Send a request; the future gives the undecoded answer (see `answer`)."""
         if self._failed is not None:
             raise self._failed
-        return self.link.submit(method, dumps(message))
+        blob, hello = dumps(message), self._hello
+        return self.link.submit(method, blob) if hello is None else self._submit_after(hello, method, blob)
+
+    def _submit_after(self, hello: Future[bytes], method: str, blob: bytes) -> Future[bytes]:
+        later: Future[bytes] = Future()
+        # As with any request, a waiter that goes away does not take it back.
+        later.set_running_or_notify_cancel()
+
+        def pass_on(done: Future[bytes]) -> None:
+            error = done.exception()
+            if error is not None:
+                later.set_exception(error)
+            else:
+                later.set_result(done.result())
+
+        def send(_: Future[bytes]) -> None:
+            try:
+                self.link.submit(method, blob).add_done_callback(pass_on)
+            except Exception as error:  # any way a transport can fail: somebody waits for an answer
+                later.set_exception(error)
+
+        hello.add_done_callback(send)
+        return later
 
     async def request(self, method: str, message: object) -> Any:
         """Send a request and wait for its answer.
 
         Raises:
             RemitError, TurnCancelled: whatever the coordinator answered.
-            CoordinatorUnavailable: it did not answer.
+            CoordinatorUnavailable: it has ended for good, or has not answered until the session gave up.
+
+        A coordinator that is being restarted is asked again, until this session gives
+        it up: requests carry ids, so asking twice is asking once.
 
         Cancellation:
-            A checkpoint. The request has been sent either way; requests carry
-            ids, so asking again is safe.
+            A checkpoint. The request has been sent either way.
         """
-        return answer(await asyncio.wrap_future(self.submit(method, message)))
+        while True:
+            try:
+                return answer(await asyncio.wrap_future(self.submit(method, message)))
+            except CoordinatorUnavailable as error:
+                if method == "shutdown" or not self._may_come_back(error):
+                    raise
+            await asyncio.sleep(_RETRY_S)
+
+    def _may_come_back(self, error: CoordinatorUnavailable) -> bool:
+        """Tell whether the coordinator may answer again while somebody here listens for it."""
+        return self._thread is not None and not self.closed and not error.for_good
 
     def request_blocking(self, method: str, message: object, timeout_s: float = 30.0) -> Any:
         """Send a request and wait for its answer in this thread."""
@@ -198,18 +262,53 @@ class ClientSession:
 
     # -- notices -------------------------------------------------------------------
 
-    def track(self, node_id: str, tracked: Tracked) -> None:
-        """Hand notices about a node to somebody, and to whoever tracks it already, until its end."""
+    def track(self, node_id: str, tracked: Tracked, *, pending: bool = False) -> None:
+        """Hand notices about a node or claim to somebody, and to whoever tracks it already, until its end.
+
+        Args:
+            node_id: what the notices are about.
+            tracked: who takes them.
+            pending: the coordinator may not know of it yet; say `confirm` once it does.
+        """
         with self._lock:
+            if pending:
+                self._pending[node_id] = self._openings
             earlier = self._tracked.get(node_id)
             # Runs of one host share a session, and several may come after one and the same run.
             self._tracked[node_id] = tracked if earlier is None or earlier is tracked else _Both(earlier, tracked)
         if self._failed is not None:
             tracked.lost_contact(self._failed)
 
+    @contextmanager
+    def asking_for(self, names: Collection[str]) -> Generator[None]:
+        """Hold on to what is tracked while the request for it has no answer.
+
+        A coordinator that was begun again meanwhile may not know it: it will be asked again.
+        """
+        with self._lock:
+            self._asked_for.update(names)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asked_for.difference_update(names)
+
     def watch(self, node_id: str, tracked: Tracked) -> None:
         """Track a node that somebody else delegated; its end may be there already."""
         self.track(node_id, tracked)
+        self._subscribe(node_id)
+
+    def confirm(self, node_id: str) -> None:
+        """Say that the coordinator knows of something that was tracked before it did.
+
+        If it has forgotten this client in between, it is asked what was missed.
+        """
+        with self._lock:
+            openings = self._pending.pop(node_id, self._openings)
+        if openings != self._openings:
+            self._subscribe(node_id)
+
+    def _subscribe(self, node_id: str) -> None:
         future = self.submit("subscribe", (self.client_id, (node_id,)))
 
         def answered(done: Future[bytes]) -> None:
@@ -237,12 +336,16 @@ class ClientSession:
         """Stop handing notices about a node on."""
         with self._lock:
             self._tracked.pop(node_id, None)
+            self._pending.pop(node_id, None)
 
     def _listen(self) -> None:
         """Poll until closed; open again when the coordinator has forgotten us."""
+        hello = self._hello
+        if hello is not None:
+            wait([hello], timeout=self.opened.poll_s)
         ack = 0
         forgotten = False
-        last_contact = time.monotonic()
+        self._heard = time.monotonic()
         while not self._stopping.is_set():
             try:
                 if forgotten:
@@ -254,13 +357,13 @@ class ClientSession:
                 if reply.seq < 0:
                     ack, forgotten = 0, True
                     continue
-                last_contact = time.monotonic()
+                self._heard = time.monotonic()
                 ack = reply.seq
                 self._hand_out(reply.notices)
             except RemitError as error:
                 if self._stopping.is_set():
                     return
-                if time.monotonic() - last_contact > self._give_up_s:
+                if time.monotonic() - self._heard > self._give_up_s:
                     self._give_up(error)
                     return
                 self._stopping.wait(_RETRY_S)
@@ -274,9 +377,14 @@ class ClientSession:
         """Connect to a coordinator that does not know us and ask for what we missed."""
         self.opened = self.request_blocking("open_client", self._open_request)
         with self._lock:
-            names = list(self._tracked)
-        for name in names:
-            self._watch_now(name)
+            self._openings += 1
+            names = tuple(name for name in self._tracked if name not in self._pending)
+        try:
+            self._hand_out(self.request_blocking("subscribe", (self.client_id, names)))
+        except NotFound:
+            # One of them is not known: ask for each by itself, to tell that one.
+            for name in names:
+                self._watch_now(name)
 
     def _watch_again(self) -> None:
         """Ask again about what could not be asked because the link was down."""
@@ -290,6 +398,9 @@ class ClientSession:
         try:
             missed = self.request_blocking("subscribe", (self.client_id, (name,)))
         except NotFound:
+            with self._lock:
+                if name in self._asked_for:
+                    return
             # The journal of the earlier life does not hold it: nothing will come of it.
             self._lose(name, CoordinatorUnavailable(f"{name} is not known any more"))
             return

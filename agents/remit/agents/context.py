@@ -7,28 +7,29 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from remit.agents.client import ClientSession
 from remit.agents.delegation import WAITS
-from remit.agents.leases import ClaimHolder
 from remit.agents.outbox import Outbox
-from remit.agents.payload import encode_result, short_preview
+from remit.agents.participant import Participant
 from remit.agents.runs import Run
-from remit.core.errors import InvalidArgument, WaitCycle
+from remit.agents.tooldesk import ToolDesk
+from remit.agents.tools import ToolProcess
+from remit.core.errors import ProcessError, RemitError, WaitCycle
 from remit.core.messages import (
+    LiveAttempt,
     ReportProcess,
     ReportProgress,
     ReportResume,
+    ReportSpend,
     ReportWaiting,
     StartItem,
 )
 from remit.core.signal import CancelSignal
-from remit.processes import CommandOutcome, CommandResult, ProcessIdentity, run_command
-from remit.telemetry.names import ObservedAt
+from remit.processes import CommandResult, JobOutcome, JobResult
 from remit.telemetry.watching import BodyWatch, waiting_at
 
 __all__ = ["RunContext"]
@@ -36,10 +37,8 @@ __all__ = ["RunContext"]
 # One writer at a time keeps lines whole; one lock for all runs of a host is enough.
 _LOG_LOCK = threading.Lock()
 
-_PREVIEW_BYTES = 2048
 
-
-class RunContext(ClaimHolder):
+class RunContext(Participant):
     """What a sub-agent's body is given first: its signal, and everything a turn can do.
 
     Made by the host, one for each attempt. `async def` bodies await its methods;
@@ -57,6 +56,7 @@ class RunContext(ClaimHolder):
         workspace: Path,
         machine: str,
         max_result_bytes: int,
+        desk: ToolDesk,
         watch: BodyWatch | None = None,
         carrier: str = "",
     ) -> None:
@@ -79,7 +79,8 @@ class RunContext(ClaimHolder):
         self._waits: dict[int, tuple[tuple[str, ...], asyncio.Future[None]]] = {}
         self._wait_count = 0
         self._go: asyncio.Future[None] | None = None
-        self._process_count = 0
+        self._last_wait: ReportWaiting | None = None
+        self._desk = desk
         self._cut_short: CommandResult | None = None
 
     def _connect(self) -> ClientSession:
@@ -127,6 +128,11 @@ class RunContext(ClaimHolder):
         """The workspace's folder."""
         return self._workspace
 
+    def workspace_root(self) -> str:
+        """Return the folder that claims are relative to."""
+        # The host knows it; its connection has yet to be answered when a body makes its first claim.
+        return str(self._workspace)
+
     @property
     def output_dir(self) -> Path:
         """Where this run's output files are; made when first asked for, for the owner only."""
@@ -153,17 +159,15 @@ class RunContext(ClaimHolder):
 
     # -- handing over --------------------------------------------------------------
 
-    def partial(self, value: Any) -> None:
-        """Hand over what there is so far; kept if this run does not succeed.
+    def _largest_result(self) -> int:
+        return self._max_result_bytes
 
-        The latest one counts. It is on its way when this returns, not on the disk.
+    def _send_partial(self, preview: str, blob: bytes) -> None:
+        self._outbox.put(ReportProgress(self.run_id, self.attempt, preview, blob))
 
-        Raises:
-            ResultNotPicklable, ResultTooLarge: it cannot travel.
-        """
-        blob = encode_result(value, self._max_result_bytes)
-        text = short_preview(value, _PREVIEW_BYTES)
-        self._outbox.put(ReportProgress(self.run_id, self.attempt, text, blob))
+    def _send_spent(self, tokens: int, cost: float) -> None:
+        # In the order of all other reports, so that it is told before the end of the body.
+        self._outbox.put(ReportSpend(self.run_id, self.attempt, tokens, cost))
 
     def log(self, text: str) -> None:
         """Append a line with the time of day to this run's log (`remit logs`).
@@ -190,88 +194,70 @@ class RunContext(ClaimHolder):
 
     # -- processes -----------------------------------------------------------------
 
-    async def process(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-        timeout_s: float | None = None,
-        grace_s: float = 2.0,
-    ) -> CommandResult:
-        """Run a program; its whole process group dies if this run is cancelled.
+    def tool_desk(self) -> ToolDesk:
+        """Return the desk of this host."""
+        return self._desk
 
-        Args:
-            argv: program and arguments; no shell. Standard input is null.
-            env: environment variables added to the host's.
-            cwd: working directory; the host's by default.
-            timeout_s: seconds until it is stopped and `timed_out` is set; None for no limit.
-            grace_s: seconds between SIGTERM and SIGKILL.
+    def tool_folder(self) -> Path:
+        """Return the directory for the output of programs: that of this run."""
+        return self.output_dir
 
-        Returns:
-            A result with `exit_code`, `stdout`, `stderr`, `outcome`, `timed_out` and so on. A
-            status other than zero raises nothing.
+    def tool_owner(self) -> tuple[str, str, tuple[str, ...]]:
+        """Return session, run and the ids of everything above."""
+        return self._item.session_id, self._item.run_id, tuple(self._item.path)
 
-        Raises:
-            TurnCancelled: this run was cancelled; the process and what it started are gone.
-            CommandNotStarted: it could not be executed.
-            InvalidArgument: an empty command or a value that cannot be passed on.
-        """
-        if isinstance(argv, str) or not argv:
-            raise InvalidArgument("argv must be a list of program and arguments, and not empty")
-        self._process_count += 1
-        program = Path(str(argv[0])).name
-        started: list[ProcessIdentity] = []
+    def tool_lineage(self) -> int:
+        """Return the first attempt of which this one is the continuation."""
+        return self._item.lineage
 
-        def on_started(identity: ProcessIdentity) -> None:
-            started.append(identity)
-            self._outbox.put(self._process_report(identity, program))
+    def tool_kill(self) -> CancelSignal:
+        """Return the signal that skips the grace of programs."""
+        return self._kill_signal()
 
-        def on_finished(result: CommandResult) -> None:
-            if result.outcome is CommandOutcome.CANCELLED:
-                self._cut_short = result
-            for identity in started:
-                self._outbox.put(self._process_report(identity, program, result))
-
-        with waiting_at(ObservedAt.TOOL_WAIT, self._watch), self._own_cancel():
-            result = await run_command(
-                [str(item) for item in argv],
-                signal=self._signal,
-                output_dir=self.output_dir / f"process_{self._process_count}",
-                mark=self.run_id,
-                cwd=None if cwd is None else Path(cwd),
-                env=None if env is None else {**os.environ, **env},
-                timeout_s=timeout_s,
-                grace_s=grace_s,
-                kill=self._kill_signal(),
-                on_started=on_started,
-                on_finished=on_finished,
-            )
-        self._signal.raise_if_set()
-        return result
-
-    def _process_report(
-        self, identity: ProcessIdentity, program: str, result: CommandResult | None = None
-    ) -> ReportProcess:
+    def tool_report(self, tool: ToolProcess, ended: bool, result: JobResult | None) -> None:
+        """Tell the coordinator of a program that was started, or is over, or goes on in the session."""
         report = ReportProcess(
             self.run_id,
             self.attempt,
-            identity.pid,
-            identity.started,
+            tool.pid,
+            0.0,
             self._machine,
-            program,
+            Path(tool.spec.argv[0]).name,
+            handle=tool.handle,
+            background=tool.background,
         )
-        if result is None:
-            return report
-        return replace(
-            report,
-            ended=True,
-            exit_code=result.exit_code,
-            signal=result.signal,
-            stopped=result.outcome is not CommandOutcome.EXITED,
-            escalated=result.escalated,
-            survivors=tuple(str(pid) for pid in result.survivors),
+        if ended:
+            report = replace(report, ended=True)
+        if result is not None:
+            report = replace(
+                report,
+                exit_code=result.exit_code,
+                signal=result.signal,
+                stopped=result.outcome is not JobOutcome.EXITED,
+                escalated=bool(result.escalated),
+                survivors=tuple(str(pid) for pid in result.survivors),
+            )
+        self._outbox.put(report)
+
+    def _tool_cut_short(self, tool: ToolProcess) -> None:
+        with suppress(ProcessError, OSError):
+            self._cut_short = tool.so_far() if tool.is_running else tool.result()
+
+    async def end_tools(self) -> None:
+        """Be done with what this attempt has started, when its body is over (called by the host); bounded.
+
+        Left alone where the cause leaves processes to the next attempt.
+        """
+        cause = self._signal.cause
+        if cause is not None and not cause.stops_foreground:
+            return
+        await asyncio.gather(
+            *(tool.settle() for tool in self._desk.of_node(self.run_id) if isinstance(tool, ToolProcess))
         )
+        if self.attempt > 1:
+            # What an earlier attempt had left running and this one did not ask for again.
+            with suppress(RemitError):
+                await asyncio.to_thread(self._desk.stop_rest, self.run_id, cause, generation=self.attempt)
 
     # -- giving way while waiting --------------------------------------------------
 
@@ -285,7 +271,8 @@ class RunContext(ClaimHolder):
         refusal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waits[wait_id] = (tuple(run_ids), refusal)
         on = tuple(dict.fromkeys(name for ids, _ in self._waits.values() for name in ids))
-        self._outbox.put(ReportWaiting(self.run_id, self.attempt, wait_id, on, what))
+        self._last_wait = ReportWaiting(self.run_id, self.attempt, wait_id, on, what)
+        self._outbox.put(self._last_wait)
         try:
             with waiting_at(WAITS[what], self._watch):
                 yield refusal
@@ -301,6 +288,16 @@ class RunContext(ClaimHolder):
         """Wait for a slot again; cancellable."""
         while self._go is not None and not self._go.done():
             await self._watched(_shared(self._go))
+
+    def inventory(self) -> LiveAttempt:
+        """Return what this body is at, for a coordinator that was begun again; any thread."""
+        go = self._go
+        return LiveAttempt(
+            self.run_id,
+            self.attempt,
+            waiting=self._last_wait if self._waits else None,
+            resuming=go is not None and not go.done(),
+        )
 
     def resumed(self) -> None:
         """Take note that this run holds a slot again (called in the body's loop)."""

@@ -19,7 +19,8 @@ from remit.agents.environment import capture
 from remit.agents.payload import encode_arguments, short_preview
 from remit.agents.runs import CancelReceipt, Run, RunOptions, request_cancel
 from remit.agents.transport import AgentBundle, bundle
-from remit.agents.wishes import areas_of_run, checked_claims
+from remit.agents.wishes import RunWishes, checked_claims, wishes_of_run
+from remit.core.approvals import policy_rules
 from remit.core.cause import CauseKind
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import DependencyError, InvalidArgument, TurnCancelled
@@ -34,7 +35,11 @@ from remit.telemetry.watching import BodyWatch, waiting_at
 __all__ = ["Delegator"]
 
 _PREVIEW_BYTES = 512
-WAITS = {"children": ObservedAt.CHILD_WAIT, "claims": ObservedAt.LOCK_WAIT}
+WAITS = {
+    "children": ObservedAt.CHILD_WAIT,
+    "claims": ObservedAt.LOCK_WAIT,
+    "approval": ObservedAt.APPROVAL_WAIT,
+}
 """What a wait is called where it is told what a body was at when it heard a cancel."""
 
 
@@ -76,6 +81,10 @@ class Delegator(ABC):
     def signal(self) -> CancelSignal:
         """The signal of this turn or run: its own and what it inherits."""
         return self._signal
+
+    def workspace_root(self) -> str:
+        """Return the folder that claims are relative to."""
+        return self.session.opened.workspace
 
     @property
     def session(self) -> ClientSession:
@@ -192,7 +201,7 @@ class Delegator(ABC):
             )
         names = _names(runs) if any(option.after for option in options) else {}
         requests = tuple(
-            _run_request(run, bundles[id(candidate)], given, option, names, self.session.opened.workspace)
+            _run_request(run, bundles[id(candidate)], given, option, names, self.workspace_root())
             for run, candidate, given, option in zip(runs, agents, arguments, options, strict=True)
         )
         environment = capture()
@@ -224,7 +233,8 @@ class Delegator(ABC):
             self.session.track(run.id, run)
         accepted = False
         try:
-            await self._watched(self.session.request("delegate", request))
+            with self.session.asking_for([run.id for run in runs]):
+                await self._watched(self.session.request("delegate", request))
             accepted = True
         finally:
             if not accepted:
@@ -351,8 +361,11 @@ class Delegator(ABC):
         )
         if not covered:
             return await self._race(awaitable, refusal)
-        with self._own_cancel():
+        try:
             return await awaitable
+        except asyncio.CancelledError:
+            self._raise_own_cancel()
+            raise
 
     @contextmanager
     def _own_cancel(self) -> Generator[None]:
@@ -360,11 +373,15 @@ class Delegator(ABC):
         try:
             yield
         except asyncio.CancelledError:
-            scope = current_scope()
-            here = scope is not None and scope.task is asyncio.current_task()
-            if here and scope is not None and scope.owns_cancellation():
-                raise TurnCancelled(self._signal.cause, node_id=self._node_id) from None
+            self._raise_own_cancel()
             raise
+
+    def _raise_own_cancel(self) -> None:
+        """Raise `TurnCancelled` if what the current task has pending is our own scope's cancel."""
+        scope = current_scope()
+        here = scope is not None and scope.task is asyncio.current_task()
+        if here and scope is not None and scope.owns_cancellation():
+            raise TurnCancelled(self._signal.cause, node_id=self._node_id) from None
 
     async def _race(self, awaitable: Any, refusal: asyncio.Future[None] | None) -> Any:
         loop = asyncio.get_running_loop()
@@ -490,6 +507,7 @@ def _run_request(
 ) -> RunRequest:
     _check_options(options)
     packed.check_arguments(arguments)
+    wishes = _wishes(packed, options, arguments, workspace)
     return RunRequest(
         run_id=run.id,
         agent_key=packed.key,
@@ -507,16 +525,16 @@ def _run_request(
         detached=options.detached,
         grace_s=options.grace_s,
         limits=options.limits or packed.limits,
-        claims=_claims(packed, options, arguments, workspace),
+        claims=wishes.areas,
+        wishes=wishes.spelled,
+        approvals=policy_rules(options.approvals) if options.approvals else (),
     )
 
 
-def _claims(
-    packed: AgentBundle, options: RunOptions, arguments: Mapping[str, Any], workspace: str
-) -> tuple[Mapping[str, Any], ...]:
+def _wishes(packed: AgentBundle, options: RunOptions, arguments: Mapping[str, Any], workspace: str) -> RunWishes:
     if not (packed.claims or options.claims):
-        return ()
-    return areas_of_run(packed.claims, checked_claims(options.claims), arguments, workspace)
+        return RunWishes()
+    return wishes_of_run(packed.claims, checked_claims(options.claims), arguments, workspace)
 
 
 def _dependency(item: object, names: Mapping[str, str]) -> str:

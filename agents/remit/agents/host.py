@@ -11,6 +11,8 @@ blocks the loop.
 2. The signals of a host form the same tree as the runs: an order for an ancestor
    sets everything below it with one message.
 3. Every attempt that was received is reported exactly once.
+4. From its inventory for a life of the coordinator on, a host refuses what earlier
+   lives have sent: what the inventory does not name cannot begin later.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -40,12 +43,18 @@ from remit.agents.environment import CodeEnvironment, stale_modules
 from remit.agents.link import Link
 from remit.agents.outbox import Outbox
 from remit.agents.printing import capture_prints
+from remit.agents.tooldesk import ToolDesk
 from remit.agents.transport import unbundle
-from remit.core.cause import Cause
-from remit.core.errors import InternalError
+from remit.agents.wishes import RunWishes, check_unmoved
+from remit.core.cause import Cause, CauseKind
+from remit.core.errors import InternalError, Refused
 from remit.core.messages import (
     CancelOrder,
     FlushOrder,
+    HostInventory,
+    LiveAttempt,
+    OrderBatch,
+    ReportEnded,
     ResumeOrder,
     StartBatch,
     StartItem,
@@ -53,6 +62,7 @@ from remit.core.messages import (
     loads,
 )
 from remit.core.signal import CancelSignal
+from remit.processes.leases import LEASE_S
 from remit.telemetry.hosting import HostTelemetry
 from remit.telemetry.watching import BodyWatch
 
@@ -62,6 +72,7 @@ logger = logging.getLogger("remit.host")
 
 _NOWHERE = nullcontext()
 _STALE_EVERY_S = 0.5
+_LOOK_S = 0.02
 MAX_REMEMBERED_CANCELS = 10_000
 """Cancels kept for attempts that have not arrived; they arrive within seconds or never."""
 
@@ -76,6 +87,7 @@ class AgentHost:
         max_result_bytes: largest result that may travel.
         own_process: whether this process is the host's alone; then it takes on the
             caller's import path, directory and environment variables.
+        node: the node of the cluster that it runs on.
     """
 
     def __init__(
@@ -86,16 +98,23 @@ class AgentHost:
         workspace: Path,
         max_result_bytes: int,
         own_process: bool = True,
+        node: str = "",
     ) -> None:
         self.host_id = host_id
         self.machine = socket.gethostname()
         self.pid = os.getpid()
+        self.node = node
+        self.refused = 0
+        """Attempts and orders of earlier lives of the coordinator, and attempts that came after the end."""
         self._link = link
         self._workspace = workspace
         self._max_result_bytes = max_result_bytes
         self._own_process = own_process
         self._outbox = Outbox(host_id, link)
         self._telemetry = HostTelemetry(workspace, host_id, own_process=own_process)
+        self.lease_left: Callable[[], float] = lambda: LEASE_S
+        """Seconds for which the coordinator can still be vouched for."""
+        self._desk = ToolDesk(workspace, holder=host_id, lease_left=lambda: self.lease_left())
         self._session: ClientSession | None = None
         self._session_lock = threading.Lock()
         self._env_key = ""
@@ -110,6 +129,10 @@ class AgentHost:
         self._contexts: dict[str, RunContext] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._epoch = 0
+        self._ending: Cause | None = None
+        self._held: dict[tuple[str, int], None] = {}
+        """Attempts from their arrival until their end is in the outbox."""
 
     # -- starts, in the body loop --------------------------------------------------
 
@@ -120,16 +143,36 @@ class AgentHost:
             self._loop = loop
             loop.set_task_factory(task_factory)  # type: ignore[arg-type]  # typeshed asks for more than asyncio does
         batch: StartBatch = loads(blob)
+        if not self._take_on(batch):
+            return
         stale = self.stale()
         if stale:
             for item in batch.items:
-                self._outbox.put(stale_host(item, stale))
+                self._report(stale_host(item, stale))
             return
         problem = self._bind(batch)
         for item in batch.items:
             if item.run_id in self._tasks:
                 continue
             self._begin(item, batch, problem, loop)
+
+    def _take_on(self, batch: StartBatch) -> bool:
+        """Hold the attempts of a batch, unless an earlier life has sent it, or this host ends."""
+        with self._lock:
+            if batch.epoch < self._epoch or self._ending is not None:
+                self.refused += len(batch.items)
+                logger.warning("refused %d attempts of life %d", len(batch.items), batch.epoch)
+                return False
+            self._epoch = batch.epoch
+            for item in batch.items:
+                self._held[item.run_id, item.attempt] = None
+            return True
+
+    def _report(self, report: ReportEnded) -> None:
+        """Report the end of an attempt; held until the report is where an inventory finds it."""
+        self._outbox.put(report)
+        with self._lock:
+            self._held.pop((report.run_id, report.attempt), None)
 
     def _bind(self, batch: StartBatch) -> Exception | None:
         """Take on the caller's code environment; return why that is not possible."""
@@ -157,15 +200,17 @@ class AgentHost:
     ) -> None:
         signal = self._signal_of(item)
         if signal.is_set:
-            self._outbox.put(ended_before_start(item, signal))
+            self._report(ended_before_start(item, signal))
             return
         agent: Any = None
         try:
             if problem is not None:
                 raise problem
             agent = self._agent(item.agent_key, batch)
+            if item.wishes:
+                check_unmoved(RunWishes(item.claims, item.wishes), str(self._workspace))
         except Exception as error:  # importing runs user code: anything may come out
-            self._outbox.put(failed_before_start(item, error))
+            self._report(failed_before_start(item, error))
             return
         watch = BodyWatch(signal) if item.trace else None
         context = RunContext(
@@ -177,11 +222,14 @@ class AgentHost:
             workspace=self._workspace,
             machine=self.machine,
             max_result_bytes=self._max_result_bytes,
+            desk=self._desk,
             watch=watch,
             carrier=self._telemetry.carrier(item.trace, item.run_id, item.attempt),
         )
         self._contexts[item.run_id] = context
         self._attempts[item.run_id] = (item.attempt, signal)
+        if self._ending is not None:
+            signal.set(self._ending)
         task = loop.create_task(self._attend(agent, item, context, signal, watch))
         self._tasks[item.run_id] = task
 
@@ -211,7 +259,7 @@ class AgentHost:
             del self._attempts[item.run_id]
         if signal.is_set:
             self._telemetry.flush_soon()
-        self._outbox.put(report)
+        self._report(report)
 
     def stale(self) -> list[str]:
         """Return user modules loaded here whose files were edited since.
@@ -272,7 +320,14 @@ class AgentHost:
 
     def control(self, blob: bytes) -> None:
         """Carry out orders; safe and quick while a body blocks the loop."""
-        for order in loads(blob):
+        batch: OrderBatch = loads(blob)
+        with self._lock:
+            if batch.epoch < self._epoch:
+                self.refused += len(batch.orders)
+                logger.warning("refused %d orders of life %d", len(batch.orders), batch.epoch)
+                return
+            self._epoch = batch.epoch
+        for order in batch.orders:
             if isinstance(order, CancelOrder):
                 self._cancel(order)
                 self._telemetry.flush_soon()
@@ -318,6 +373,56 @@ class AgentHost:
         else:
             context.wait_refused(order.wait_id, order.cycle)
 
+    # -- recovery, in any thread ---------------------------------------------------
+
+    def inventory(self, epoch: int) -> HostInventory:
+        """Say what is really here, and serve this life of the coordinator from now on.
+
+        Raises:
+            Refused: a later life has asked before.
+        """
+        with self._lock:
+            if epoch < self._epoch:
+                raise Refused(f"host {self.host_id} serves life {self._epoch} of its coordinator, not {epoch}")
+            self._epoch = epoch
+            # In this order: an attempt goes from the first into the second.
+            held = list(self._held)
+        found = [self._look_at(run_id, attempt) for run_id, attempt in held]
+        known = set(held)
+        found += [LiveAttempt(*name, reported=True) for name in self._outbox.ends() if name not in known]
+        return HostInventory(self.host_id, self.pid, self.machine, tuple(found), self.node)
+
+    def _look_at(self, run_id: str, attempt: int) -> LiveAttempt:
+        context = self._contexts.get(run_id)
+        if context is None or context.attempt != attempt:
+            return LiveAttempt(run_id, attempt)
+        return context.inventory()
+
+    def end(self, reason: str, timeout_s: float) -> bool:
+        """Cancel all bodies with the cause `parent_lost`, take no more, and wait; blocks its thread.
+
+        Args:
+            reason: free text for people.
+            timeout_s: seconds that the bodies have.
+
+        Returns:
+            Whether all of them have ended. What has not ends with the process.
+        """
+        logger.error("host %s ends itself: %s", self.host_id, reason)
+        with self._lock:
+            self._ending = Cause(CauseKind.PARENT_LOST, origin=self.host_id, surface="host", reason=reason)
+        for _, signal in list(self._attempts.values()):
+            signal.set(self._ending)
+        return self._wait_for_bodies(timeout_s)
+
+    def _wait_for_bodies(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self._tasks:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
     # -- for bodies ----------------------------------------------------------------
 
     def _connect(self) -> ClientSession:
@@ -347,6 +452,7 @@ class AgentHost:
             task.cancel()
         if self._session is not None:
             self._session.close(say_goodbye=False)
+        self._desk.close()
 
 
 def _remember(ordered: OrderedDict[str, Cause], name: str, cause: Cause) -> None:

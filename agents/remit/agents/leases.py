@@ -13,9 +13,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
-import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -24,11 +22,12 @@ from typing import IO, Any
 from remit.agents.client import ClientSession
 from remit.agents.delegation import Delegator
 from remit.agents.wishes import workspace_of
+from remit.agents.writing import AtomicFile
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import InvalidArgument, RemitError
 from remit.core.messages import AskClaim, ClaimAnswer, ClaimCheck, ClaimNotice, GiveUpClaim, Notice
 from remit.core.scope import shielded
-from remit.locks import Area, AreaKind, Claim, InvalidClaim, write
+from remit.locks import Area, AreaKind, Claim, InvalidClaim, PathNotClaimed, write
 
 __all__ = ["ClaimHolder", "Lease"]
 
@@ -95,10 +94,6 @@ class _Grant:
 class ClaimHolder(Delegator):
     """Something that may claim paths of the workspace: a turn or a run context."""
 
-    def claim_root(self) -> str:
-        """Return the workspace's folder."""
-        return self.session.opened.workspace
-
     @asynccontextmanager
     async def claim(self, *claims: Claim, timeout_s: float | None = None) -> AsyncGenerator[Lease]:
         """Hold claims for the time of a block: `async with ctx.claim(write("src")) as lease`.
@@ -143,7 +138,7 @@ class ClaimHolder(Delegator):
         if timeout_s is not None and not timeout_s >= 0:
             raise InvalidArgument(f"timeout_s must not be negative, not {timeout_s!r}")
         self._signal.raise_if_set()
-        workspace = workspace_of(self.claim_root())
+        workspace = workspace_of(self.workspace_root())
         for _ in range(_MOVED_TRIES):
             areas = workspace.areas(claims)
             lease = await self._acquire_areas(areas, timeout_s)
@@ -159,10 +154,12 @@ class ClaimHolder(Delegator):
         grant = _Grant(asyncio.get_running_loop())
         packed = tuple(area.to_dict() for area in areas)
         request = AskClaim(claim_id, self._node_id, self._attempt, packed, timeout_s)
-        session.track(claim_id, grant)
+        session.track(claim_id, grant, pending=True)
         granted = False
         try:
             answer: ClaimAnswer = await self._watched(session.request("claim", request))
+            if not answer.token:
+                session.confirm(claim_id)
             token = answer.token or await self._wait_for_grant(grant)
             self._signal.raise_if_set()
             granted = True
@@ -200,7 +197,7 @@ class ClaimHolder(Delegator):
             TurnCancelled: this turn or run was cancelled.
         """
         self._signal.raise_if_set()
-        workspace = workspace_of(self.claim_root())
+        workspace = workspace_of(self.workspace_root())
         place = workspace.resolve(path)
         # The path itself is what is written; other areas are about links on the way.
         area = next(area for area in workspace.areas([write(place)]) if area.kind is AreaKind.PATH)
@@ -219,7 +216,8 @@ class ClaimHolder(Delegator):
             encoding: of the file.
 
         Raises:
-            PathNotClaimed: no lease of this turn or run covers the path; nothing was written.
+            PathNotClaimed: no lease of this turn or run covers the path, or links were changed
+                so that it leads elsewhere; nothing was written.
             OutsideWorkspace: it leads out of the workspace.
             TurnCancelled: this turn or run was cancelled; nothing was written.
 
@@ -254,35 +252,12 @@ class ClaimHolder(Delegator):
         if mode not in _WRITE_MODES:
             raise InvalidArgument(f"mode must be one of {', '.join(_WRITE_MODES)}, not {mode!r}; read with open()")
         place = await self.check_path(path)
-        if "x" in mode and place.exists():
-            raise FileExistsError(f"{os.fspath(path)!r} exists")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        # Beside its place, so that the last step is a rename.
-        name = place.with_name(f".{place.name}.{secrets.token_hex(6)}.part")
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        done = False
-        try:
-            with os.fdopen(descriptor, "wb") as raw:
-                file: IO[Any] = raw if "b" in mode else io.TextIOWrapper(raw, encoding=encoding, write_through=True)
-                yield file
-                file.flush()
-                _keep_mode(place, descriptor)
-                os.fsync(raw.fileno())
-                await self.check_path(path)
-                if "x" in mode:
-                    os.link(name, place)  # fails if it has come to exist, unlike a rename
-                else:
-                    os.replace(name, place)
-                    done = True
-        finally:
-            if not done:
-                os.unlink(name)
-
-
-def _keep_mode(place: Path, descriptor: int) -> None:
-    """Give the new file the permissions of the one that it replaces."""
-    with suppress(FileNotFoundError):
-        os.fchmod(descriptor, place.stat().st_mode & 0o7777)
+        with AtomicFile(workspace_of(self.workspace_root()).root, place, mode, encoding) as target:
+            yield target.file
+            target.seal()
+            if await self.check_path(path) != place:
+                raise PathNotClaimed(f"{os.fspath(path)!r} leads somewhere else than when it was opened")
+            target.put_in_place()
 
 
 async def _result_of(future: asyncio.Future[int]) -> int:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from remit.agents.client import answer
 from remit.agents.link import Link
 from remit.core.errors import RemitError
-from remit.core.messages import Report, ReportBatch, dumps
+from remit.core.messages import Report, ReportBatch, ReportEnded, dumps
 
 __all__ = ["Outbox"]
 
@@ -59,6 +59,12 @@ class Outbox:
                 return
             batch = self._next_batch()
         self._send(batch)
+
+    def ends(self) -> list[tuple[str, int]]:
+        """Return (run, attempt) of the ends that are reported and not acknowledged."""
+        with self._lock:
+            sending = self._sending.items if self._sending is not None else ()
+            return [(item.run_id, item.attempt) for item in (*sending, *self._waiting) if isinstance(item, ReportEnded)]
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Wait until everything put so far was acknowledged; for use before an exit."""

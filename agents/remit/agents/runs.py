@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from remit.agents.client import ClientSession
 from remit.agents.payload import decode
+from remit.core.approvals import ApprovalRule
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import (
     RemitError,
@@ -62,6 +63,8 @@ class RunOptions:
     """Bounds for what it delegates in turn."""
     claims: tuple[Claim, ...] = ()
     """Paths that it must hold before it takes a slot, until it has ended; besides those of its agent."""
+    approvals: str | tuple[ApprovalRule, ...] = ()
+    """`ask`, `auto`, `deny`, or rules for it and all below; narrows what is allowed above, never widens it."""
 
 
 class Owner(Protocol):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from remit.agents.context import RunContext
-from remit.agents.sync_delegation import SyncDelegator, SyncRun, run_in_loop
-from remit.processes import CommandResult
+from remit.agents.sync_delegation import SyncRun
+from remit.agents.sync_tools import SyncToolHolder
 
 __all__ = ["SyncRunContext"]
 
 
-class SyncRunContext(SyncDelegator):
+class SyncRunContext(SyncToolHolder):
     """What a plain body is given first. It runs in a thread of a host of its own.
 
     A plain body is never interrupted: look at `ctx.signal` in loops. One that does
@@ -79,25 +78,6 @@ class SyncRunContext(SyncDelegator):
         """Return a handle on any run of this workspace."""
         return SyncRun(self._context.run(run_id, name=name), self._loop)
 
-    def partial(self, value: Any) -> None:
-        """Hand over what there is so far; see `RunContext.partial`."""
-        self._context.partial(value)
-
     def log(self, text: str) -> None:
         """Append a line to this run's log."""
         self._context.log(text)
-
-    def process(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-        timeout_s: float | None = None,
-        grace_s: float = 2.0,
-    ) -> CommandResult:
-        """Run a program; see `RunContext.process`."""
-        return run_in_loop(
-            self._loop,
-            self._context.process(argv, env=env, cwd=cwd, timeout_s=timeout_s, grace_s=grace_s),
-        )

@@ -14,11 +14,13 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import IO, Any, Literal, TypeVar, overload
 
-from remit.agents.leases import ClaimHolder, Lease
+from remit.agents.leases import Lease
+from remit.agents.participant import Approval, Effect, Participant
 from remit.agents.runs import CancelReceipt, Run, RunOptions
 from remit.core.cause import Cause
 from remit.core.errors import CoordinatorUnavailable, InternalError
 from remit.core.outcome import Outcome
+from remit.core.records import TurnRecord
 from remit.core.signal import CancelSignal
 from remit.locks import Claim
 
@@ -167,7 +169,7 @@ class SyncDelegator:
         loop: the loop that serves it, running in another thread.
     """
 
-    def __init__(self, delegator: ClaimHolder, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, delegator: Participant, loop: asyncio.AbstractEventLoop) -> None:
         self._delegator = delegator
         self._loop = loop
 
@@ -255,6 +257,34 @@ class SyncDelegator:
             raise
         run_in_loop(self._loop, _leave(writer, None))
 
+    def approve(self, action: str, details: Any = None, *, timeout_s: float | None = None) -> Approval:
+        """Ask whether an action may be taken; see `Participant.approve`."""
+        return run_in_loop(self._loop, self._delegator.approve(action, details, timeout_s=timeout_s))
+
+    def spend(self, *, tokens: int = 0, cost: float = 0.0) -> None:
+        """Tell what was just spent; see `Participant.spend`."""
+        self._delegator.spend(tokens=tokens, cost=cost)
+
+    def partial(self, value: Any) -> None:
+        """Hand over what there is so far; see `Participant.partial`."""
+        self._delegator.partial(value)
+
+    @contextmanager
+    def effect(self, what: str) -> Generator[Effect]:
+        """Do something outside that cannot be taken back; see `Participant.effect`."""
+        doing = self._delegator.effect(what)
+        effect = run_in_loop(self._loop, doing.__aenter__())
+        try:
+            yield effect
+        except BaseException as error:
+            run_in_loop(self._loop, _leave(doing, error))
+            raise
+        run_in_loop(self._loop, _leave(doing, None))
+
+    def history(self) -> tuple[TurnRecord, ...]:
+        """Return the earlier turns of this session; see `Participant.history`."""
+        return run_in_loop(self._loop, self._delegator.history())
+
     def sleep(self, seconds: float) -> None:
         """Sleep, ending at once with `TurnCancelled` when cancelled."""
         run_in_loop(self._loop, self._delegator.sleep(seconds))
@@ -265,7 +295,7 @@ class SyncDelegator:
         return SyncReceipt(receipt, self._loop)
 
 
-async def _leave(writer: AbstractAsyncContextManager[IO[Any]], error: BaseException | None) -> None:
+async def _leave(writer: AbstractAsyncContextManager[Any], error: BaseException | None) -> None:
     """Leave a block that was entered in this loop from another thread; its own error is raised there."""
     try:
         await writer.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)

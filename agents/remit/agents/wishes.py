@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from remit.core.errors import InvalidArgument
-from remit.locks import Claim, Workspace
+from remit.locks import Area, Claim, InvalidClaim, Mode, Workspace
 
-__all__ = ["areas_of_run", "checked_claims", "workspace_of"]
+__all__ = ["RunWishes", "check_unmoved", "checked_claims", "wishes_of_run", "workspace_of"]
 
 _FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -43,10 +43,19 @@ def checked_claims(claims: object) -> tuple[Claim, ...]:
     return tuple(checked)
 
 
-def areas_of_run(
+class RunWishes(NamedTuple):
+    """What a run must hold before it takes a slot, as messages carry it."""
+
+    areas: tuple[Mapping[str, Any], ...] = ()
+    """The places, as `Area.to_dict` writes them."""
+    spelled: tuple[tuple[str, str, bool], ...] = ()
+    """The claims behind them: mode, text, whether it is a glob."""
+
+
+def wishes_of_run(
     of_agent: Iterable[Claim], of_options: Iterable[Claim], arguments: Mapping[str, Any], root: str
-) -> tuple[Mapping[str, Any], ...]:
-    """Return what a run must hold before it takes a slot, as messages carry it.
+) -> RunWishes:
+    """Return what a run must hold before it takes a slot.
 
     Args:
         of_agent: claims with fields.
@@ -59,7 +68,31 @@ def areas_of_run(
         InvalidClaim, OutsideWorkspace: a claim that cannot be.
     """
     claims = [*(_filled(claim, arguments) for claim in of_agent), *of_options]
-    return tuple(area.to_dict() for area in workspace_of(root).areas(claims))
+    areas = workspace_of(root).areas(claims)
+    return RunWishes(
+        tuple(area.to_dict() for area in areas),
+        tuple((claim.mode.value, claim.text, claim.is_glob) for claim in claims),
+    )
+
+
+def check_unmoved(wishes: RunWishes, root: str) -> None:
+    """Look again, right before a body begins, where its claims lead: links may have been changed since.
+
+    Args:
+        wishes: what was granted, and what had been asked for.
+        root: the workspace's folder.
+
+    Raises:
+        InvalidClaim: they lead elsewhere by now, so what was granted is not what the body would use.
+    """
+    claims = [Claim(Mode(mode), text, is_glob) for mode, text, is_glob in wishes.spelled]
+    areas = tuple(Area.from_dict(dict(area)) for area in wishes.areas)
+    if not workspace_of(root).still_holds(claims, areas):
+        told = " and ".join(claim.describe() for claim in claims)
+        raise InvalidClaim(
+            f"{told} leads somewhere else than when it was asked for: a link on the way was changed "
+            "while the run waited; nothing of it was begun, delegate it again"
+        )
 
 
 def _filled(claim: Claim, arguments: Mapping[str, Any]) -> Claim:

@@ -15,7 +15,15 @@ from typing import Protocol
 
 import psutil
 
-__all__ = ["MARK_VARIABLE", "Delivery", "ProcessEntry", "ProcessIdentity", "ProcessTable", "SystemTable"]
+__all__ = [
+    "MARK_VARIABLE",
+    "Delivery",
+    "ProcessEntry",
+    "ProcessIdentity",
+    "ProcessTable",
+    "SystemTable",
+    "read_or_empty",
+]
 
 MARK_VARIABLE = "REMIT_PROCESS"
 """Environment variable that marks a tree: run id and token of each command, outermost first, joined by `/`."""
@@ -94,9 +102,16 @@ class ProcessTable(Protocol):
 
 
 class SystemTable:
-    """The real table of this machine. Holds nothing; thread-safe."""
+    """The real table of this machine. Thread-safe.
 
-    __slots__ = ()
+    Args:
+        use_pidfd: signal through handles where the system has them.
+    """
+
+    __slots__ = ("_use_pidfd",)
+
+    def __init__(self, *, use_pidfd: bool = True) -> None:
+        self._use_pidfd = use_pidfd
 
     def entries(self) -> dict[int, ProcessEntry]:
         """Return all visible processes by number."""
@@ -128,7 +143,7 @@ class SystemTable:
             return Delivery.DENIED
 
     def _send_checked(self, identity: ProcessIdentity, signum: int) -> Delivery:
-        handle = _open_pidfd(identity.pid)
+        handle = _open_pidfd(identity.pid) if self._use_pidfd else None
         try:
             # Checked after opening: from here on the handle cannot mean another process.
             current = self.entry(identity.pid)
@@ -178,7 +193,7 @@ def _proc_entry(pid: int) -> ProcessEntry | None:
 
     Source: proc_pid_stat(5); the name in parentheses may hold anything.
     """
-    data = _read_or_empty(f"/proc/{pid}/stat")
+    data = read_or_empty(f"/proc/{pid}/stat")
     if not data:  # gone between listing and reading
         return None
     fields = data[data.rindex(b")") + 2 :].split()
@@ -195,7 +210,7 @@ def _proc_entry(pid: int) -> ProcessEntry | None:
 
 def _proc_environs(pid: int) -> list[bytes]:
     """Return the environment blocks by which a process may be known."""
-    data = _read_or_empty(f"/proc/{pid}/environ")
+    data = read_or_empty(f"/proc/{pid}/environ")
     if data:
         return [data]
     # Empty when the main thread has ended; the other threads still show it.
@@ -203,10 +218,11 @@ def _proc_environs(pid: int) -> list[bytes]:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
-    return [_read_or_empty(f"/proc/{pid}/task/{thread}/environ") for thread in threads]
+    return [read_or_empty(f"/proc/{pid}/task/{thread}/environ") for thread in threads]
 
 
-def _read_or_empty(path: str) -> bytes:
+def read_or_empty(path: str) -> bytes:
+    """Return what a file of `/proc` holds; nothing when it is gone or not ours to read."""
     # By descriptor: a file object costs twice as much, and a scan reads hundreds.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
+
+from remit.core.errors import CoordinatorUnavailable
 
 if TYPE_CHECKING:
     import typer
 
     from remit.coordinator.api import Coordinator
+
+_RESTART_S = 15.0
+_PAUSE_S = 0.2
 
 __all__ = ["Opener", "connected", "open_on_ray", "opener"]
 
@@ -51,10 +57,20 @@ def connected(coordinator: Coordinator) -> Generator[None]:
     In the main thread and outside any event loop, so that Ctrl-C ends the start of
     a node at once: it would wait for a thread.
 
+    A coordinator that is just being restarted is waited for.
+
     Raises:
         CoordinatorUnavailable: see `Coordinator.connect`.
     """
-    coordinator.connect()
+    give_up_at = time.monotonic() + _RESTART_S
+    while True:
+        try:
+            coordinator.connect()
+            break
+        except CoordinatorUnavailable as error:
+            if error.for_good or time.monotonic() >= give_up_at:
+                raise
+            time.sleep(_PAUSE_S)
     try:
         yield
     finally:

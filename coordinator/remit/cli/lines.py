@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from remit.coordinator.views import NodeView, TreeView
 from remit.core.outcome import Outcome
 
-__all__ = ["Line", "duration", "node_line", "summary", "tree_lines"]
+__all__ = ["Line", "duration", "node_line", "summary", "tree_lines", "word_counts"]
 
 _MARKS = {
     "succeeded": "+",
@@ -90,6 +90,10 @@ def node_line(node: NodeView, now: float, *, indent: int = 0) -> Line:
         parts.append("detached")
     if node.unconfirmed:
         parts.append("NOT CONFIRMED")
+    if node.tokens:
+        parts.append(f"{node.tokens} tokens")
+    if node.cost:
+        parts.append(f"cost {node.cost:g}")
     parts.extend(_why(node))
     parts.append(node.id)
     return Line(", ".join(parts), _STYLES.get(word, ""))
@@ -158,7 +162,12 @@ def _most_telling(nodes: list[NodeView]) -> list[NodeView]:
 
 def summary(nodes: Iterable[NodeView]) -> str:
     """Return how many nodes are in which state: `12 succeeded, 3 running`."""
+    return word_counts(_word(node) for node in nodes)
+
+
+def word_counts(words: Iterable[str]) -> str:
+    """Return how often each word comes: `12 succeeded, 3 running`."""
     counts: dict[str, int] = {}
-    for node in nodes:
-        counts[_word(node)] = counts.get(_word(node), 0) + 1
+    for word in words:
+        counts[word] = counts.get(word, 0) + 1
     return ", ".join(f"{count} {word}" for word, count in sorted(counts.items())) or "nothing"

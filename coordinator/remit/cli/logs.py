@@ -41,7 +41,7 @@ def print_logs(workspace: str | Path, target: str, *, stderr: bool) -> int:
     """Print the logs of a run, or of all runs of a turn, each line with its run; return how many files."""
     with opened(workspace) as records:
         root = records.find(target)
-        runs = _below(list(records.state.nodes.values()), root)
+        runs = _below(list(records.state_of(root).nodes.values()), root)
         root_path = records.workspace
     count = 0
     for run in runs:
@@ -60,7 +60,7 @@ def follow_logs(workspace: str | Path, target: str, *, stderr: bool) -> None:
     while True:
         with opened(workspace) as records:
             root = records.find(target)
-            runs = _below(list(records.state.nodes.values()), root)
+            runs = _below(list(records.state_of(root).nodes.values()), root)
             over = root.is_ended or not records.is_live
             root_path = records.workspace
         for run in runs:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import assert_never
 
 from remit.cli.exits import FAILED, of_outcome
-from remit.cli.lines import Line, node_line, summary, tree_lines
+from remit.cli.lines import Line, node_line, tree_lines, word_counts
 from remit.cli.output import print_json, print_lines, program_output, result_value
 from remit.cli.records import Records, opened
 from remit.coordinator.state import Node
@@ -30,15 +30,9 @@ def _gone_note(records: Records, nodes: list[NodeView]) -> list[Line]:
 def show_turns(workspace: Path, *, everything: bool, as_json: bool) -> None:
     """List turns: live ones, and the latest that have ended."""
     with opened(workspace) as records:
-        turns = list(records.state.turns.values())
-        ended = [turn for turn in turns if turn.is_ended]
-        hidden = 0 if everything else max(0, len(ended) - _RECENT)
-        skipped = {turn.id for turn in ended[:hidden]}
-        views = [node_view(records.state, turn) for turn in turns if turn.id not in skipped]
-        below: dict[str, list[Node]] = {}
-        for node in records.state.nodes.values():
-            if not node.is_turn:
-                below.setdefault(node.turn_id, []).append(node)
+        turns, hidden = _chosen_turns(records, everything=everything)
+        views = [node_view(records.state_of(turn), turn) for turn in turns]
+        below = _runs_below(records, {turn.id for turn in turns})
         if as_json:
             print_json(
                 {
@@ -50,19 +44,43 @@ def show_turns(workspace: Path, *, everything: bool, as_json: bool) -> None:
             return
         lines = _gone_note(records, views)
         for view in views:
-            runs = [node_view(records.state, node) for node in below.get(view.id, [])]
+            runs = below.get(view.id, [])
             line = node_line(view, records.now)
-            lines.append(Line(f"{line.text}  [{summary(runs)}]" if runs else line.text, line.style))
+            lines.append(Line(f"{line.text}  [{word_counts(runs)}]" if runs else line.text, line.style))
         if hidden:
             lines.append(Line(f"... {hidden} older ones; --all shows them"))
         print_lines(lines or [Line(f"nothing has run in {records.workspace} yet")])
+
+
+def _chosen_turns(records: Records, *, everything: bool) -> tuple[list[Node], int]:
+    """Return the turns to show, in the order of their acceptance, and how many older ones are left out."""
+    ended = records.ended_turns()
+    shown = ended if everything else ended[:_RECENT]
+    turns: list[Node] = []
+    for turn_id in reversed(shown):
+        turn = records.state.turns.get(turn_id) or records.older_turn(turn_id)
+        if turn is not None:
+            turns.append(turn)
+    turns.extend(turn for turn in records.state.turns.values() if not turn.is_ended)
+    return sorted(turns, key=lambda turn: turn.accepted_at), len(ended) - len(shown)
+
+
+def _runs_below(records: Records, turn_ids: set[str]) -> dict[str, list[str]]:
+    """Return the states of the runs of some turns, in words; views of ten thousand would take longer than the fold."""
+    below: dict[str, list[str]] = {}
+    for state in (records.state, *records.past.values()):
+        for node in state.nodes.values():
+            if node.turn_id in turn_ids and not node.is_turn:
+                word = node.outcome.value if node.outcome is not None else node.state.value
+                below.setdefault(node.turn_id, []).append("blocked" if node.blocked_by else word)
+    return below
 
 
 def show_tree(workspace: Path, target: str | None, *, as_json: bool) -> None:
     """Show a turn or run with everything below it."""
     with opened(workspace) as records:
         node = records.latest_turn() if target is None else records.find(target)
-        view = tree_view(records.state, node, records.now)
+        view = tree_view(records.state_of(node), node, records.now)
         if as_json:
             print_json({"workspace": records.workspace, "live": records.is_live, **view.to_dict()})
             return
@@ -106,7 +124,7 @@ def show_result(workspace: Path, target: str, *, as_json: bool) -> int:
     """Print a run's result, or how it ended; return the exit status."""
     with opened(workspace) as records:
         node = records.find(target)
-        view = node_view(records.state, node)
+        view = node_view(records.state_of(node), node)
         value = result_value(records.payload(node.id))
     if as_json:
         print_json({**view.to_dict(), "value": value})

@@ -48,6 +48,9 @@ def run(
         str, typer.Option("--busy", help="If the session is busy: reject, queue, or interrupt what runs.")
     ] = "reject",
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds for the whole turn.")] = None,
+    approvals: Annotated[
+        str, typer.Option("--approvals", help="Requests for approval: ask (remit approvals), auto, or deny.")
+    ] = "ask",
     detach: Annotated[bool, typer.Option("--detach", help="Hand the turn over and return at once.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live tree.")] = False,
     address: Address = None,
@@ -72,6 +75,7 @@ def run(
             session=session,
             busy=busy,
             deadline_s=deadline_s,
+            approvals=approvals,
             detach=detach,
             plain=plain,
             address=address,
@@ -91,6 +95,7 @@ def _run(
     session: str | None,
     busy: str,
     deadline_s: float | None,
+    approvals: str,
     detach: bool,
     plain: bool,
     address: str | None,
@@ -117,6 +122,8 @@ def _run(
             on_disconnect="continue" if detach else "cancel",
             busy=busy,
             limits=job.limits,
+            approvals=approvals,
+            on_failure="stop" if job.stop_on_failure else "continue",
         )
         display = choose_display(plain=plain, as_json=as_json)
         try:
@@ -189,11 +196,30 @@ def trace(
 
 
 @app.command()
-def locks(workspace: Workspace = HERE, as_json: AsJson = False) -> None:
-    """List claims on paths: who holds what since when, who waits for what behind whom."""
-    from remit.cli.looking import show_locks
+def locks(
+    context: typer.Context,
+    workspace: Workspace = HERE,
+    clear: Annotated[
+        str | None, typer.Option("--clear", metavar="RUN", help="Free what is quarantined for this turn or run.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --clear: do not ask.")] = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """List claims on paths: who holds what since when, who waits for what behind whom.
 
+    A claim is quarantined while its owner is gone but may still write. --clear
+    frees it on your word that it does not.
+    """
     with reported():
+        if clear is not None:
+            from remit.cli.clearing import clear_quarantined
+            from remit.cli.connect import opener
+
+            clear_quarantined(opener(context), workspace, clear, yes=yes, address=address, as_json=as_json)
+            return
+        from remit.cli.looking import show_locks
+
         show_locks(workspace, as_json=as_json)
 
 
@@ -230,6 +256,102 @@ def cancel(
 
 
 @app.command()
+def approvals(
+    workspace: Workspace = HERE,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Answered, expired and cancelled ones too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what waits for approval: the action, who asks with the path to it, since when."""
+    from remit.cli.conversing import show_approvals
+
+    with reported():
+        show_approvals(workspace, everything=everything, as_json=as_json)
+
+
+@app.command()
+def approve(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="ID", help="Approval, or a unique part of its id.")],
+    workspace: Workspace = HERE,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for people.")] = "",
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say yes to a request for approval. The first answer counts; exit with 1 if this one is late."""
+    _answer(context, target, workspace, reason, approve=True, address=address, as_json=as_json)
+
+
+@app.command()
+def deny(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="ID", help="Approval, or a unique part of its id.")],
+    workspace: Workspace = HERE,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for whoever asked.")] = "",
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say no to a request for approval. The first answer counts; exit with 1 if this one is late."""
+    _answer(context, target, workspace, reason, approve=False, address=address, as_json=as_json)
+
+
+def _answer(
+    context: typer.Context,
+    target: str,
+    workspace: Path,
+    reason: str,
+    *,
+    approve: bool,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    from remit.cli.connect import opener
+    from remit.cli.conversing import answer
+
+    with reported():
+        answer(opener(context), workspace, target, approve=approve, reason=reason, address=address, as_json=as_json)
+
+
+@app.command()
+def sessions(workspace: Workspace = HERE, as_json: AsJson = False) -> None:
+    """List sessions: how many turns each has had, which is at work, what was spent."""
+    from remit.cli.conversing import show_sessions
+
+    with reported():
+        show_sessions(workspace, as_json=as_json)
+
+
+@app.command()
+def history(
+    session: Annotated[str, typer.Argument(help="Session, as `remit sessions` lists it.")],
+    workspace: Workspace = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """List the turns of a session: how each ended, at which step, and what did not succeed."""
+    from remit.cli.conversing import show_history
+
+    with reported():
+        show_history(workspace, session, as_json=as_json)
+
+
+@app.command()
+def drain(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="Node of the cluster: id (the beginning will do), name or address.")],
+    workspace: Workspace = HERE,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for people.")] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Let the node have work again.")] = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move a workspace's work away from a node of the cluster; runs go on elsewhere, none ends by it."""
+    from remit.cli.connect import opener
+    from remit.cli.draining import drain as drain_node
+
+    with reported():
+        drain_node(opener(context), workspace, node, reason=reason, undo=undo, address=address, as_json=as_json)
+
+
+@app.command()
 def result(
     target: Annotated[str, typer.Argument(metavar="RUN", help="Run, or a unique part of its id.")],
     workspace: Workspace = HERE,
@@ -261,6 +383,37 @@ def logs(
 
 
 @app.command()
+def gc(
+    older_than: Annotated[str, typer.Option("--older-than", help="Least age of an end: 7d, 12h, 30m or 90s.")],
+    workspace: Workspace = HERE,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would go.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what ended long ago from the journal, with its results and output files; never what is live."""
+    from remit.cli.retaining import collect_old
+
+    with reported():
+        collect_old(workspace, older_than, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def journal(
+    workspace: Workspace = HERE,
+    use: Annotated[
+        str | None, typer.Option("--use", metavar="URL", help="Keep it in this database: postgresql://user@host/name.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where the journal of a workspace is and what is in it, or put it into PostgreSQL before anything has run."""
+    from remit.cli.retaining import show_journal, use_database
+
+    with reported():
+        if use is not None:
+            use_database(workspace, use)
+        show_journal(workspace, as_json=as_json)
+
+
+@app.command()
 def up() -> None:
     """Start the local Ray node, or say that it is up."""
     from remit.cli.node import start_node
@@ -282,12 +435,60 @@ def down(
 
 
 @app.command()
-def doctor(workspace: Workspace = HERE, as_json: AsJson = False) -> None:
-    """Examine the local node and this workspace; exit with 1 if something is wrong."""
-    from remit.cli.node import examine
+def processes(
+    workspace: Workspace = HERE,
+    everywhere: Annotated[bool, typer.Option("--everywhere", help="Of all workspaces on this machine.")] = False,
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Ended ones too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the programs that agents have started on this machine: of turns, and of sessions (background)."""
+    from remit.cli.tools import show_processes
 
     with reported():
-        status = examine(workspace, as_json=as_json)
+        show_processes(workspace, everywhere=everywhere, ended=ended, as_json=as_json)
+
+
+@app.command()
+def kill(
+    handle: Annotated[str, typer.Argument(help="Handle from `remit processes`, or a unique part of it.")],
+    workspace: Workspace = HERE,
+    grace_s: Annotated[float, typer.Option("--grace", min=0.0, help="Seconds between SIGTERM and SIGKILL.")] = 2.0,
+    now: Annotated[bool, typer.Option("--now", help="SIGKILL at once.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop one program with everything it has started, also one in the background.
+
+    The exit status is 0 only if nothing of it is left, with proof.
+    """
+    from remit.cli.tools import kill_process
+
+    with reported():
+        status = kill_process(workspace, handle, grace_s=grace_s, kill=now, as_json=as_json)
+    raise typer.Exit(status)
+
+
+@app.command()
+def doctor(
+    workspace: Workspace = HERE,
+    adopt: Annotated[str, typer.Option("--adopt", metavar="HANDLE", help="Look after a leftover again.")] = "",
+    end: Annotated[str, typer.Option("--kill", metavar="HANDLE", help="End a leftover.")] = "",
+    ignore: Annotated[str, typer.Option("--ignore", metavar="HANDLE", help="Show a leftover no more.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Examine the local node, this workspace and what programs have left over; exit with 1 if something is wrong.
+
+    A leftover is a program, or what remains of one, that no daemon answers for.
+    """
+    from remit.cli.node import examine
+    from remit.cli.tools import treat_leftover
+
+    status = 0
+    with reported():
+        for job, action in ((adopt, "adopt"), (end, "kill"), (ignore, "ignore")):
+            if job:
+                treat_leftover(job, action=action)
+        if not (adopt or end or ignore):
+            status = examine(workspace, as_json=as_json)
     raise typer.Exit(status)
 
 

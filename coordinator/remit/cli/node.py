@@ -8,6 +8,7 @@ from pathlib import Path
 from remit.cli.lines import Line
 from remit.cli.output import print_json, print_lines
 from remit.cli.records import opened
+from remit.cli.tools import leftovers
 from remit.coordinator.node import LocalNode
 from remit.coordinator.node_doctor import Finding, FindingLevel, doctor
 from remit.core.errors import Refused, RemitError
@@ -66,13 +67,24 @@ def _indented(text: str) -> Line:
 
 def examine(workspace: Path, *, as_json: bool) -> int:
     """Print findings about the node and the workspace; return 1 if one is an error."""
-    findings = [*doctor(), *_workspace_findings(workspace)]
+    findings = [*doctor(), *_workspace_findings(workspace), *_leftover_findings()]
     if as_json:
         print_json([{"level": finding.level.value, "text": finding.text} for finding in findings])
     else:
         styles = {FindingLevel.OK: "green", FindingLevel.WARNING: "yellow", FindingLevel.ERROR: "red"}
         print_lines([Line(f"{f.level.value:8}{f.text}", styles[f.level]) for f in findings])
     return int(any(finding.level is FindingLevel.ERROR for finding in findings))
+
+
+def _leftover_findings() -> list[Finding]:
+    findings: list[Finding] = []
+    for left in leftovers():
+        owner = f"session {left.session}" if left.background else left.run or left.turn or "nobody known"
+        pids = f", processes {', '.join(map(str, left.pids))}" if left.pids else ""
+        command = " ".join(left.argv)[:60]
+        text = f"leftover {left.job} of {owner} ({left.kind.value}): {command}{pids}; {left.detail}"
+        findings.append(Finding(FindingLevel.WARNING, f"{text}; --adopt, --kill or --ignore it"))
+    return findings
 
 
 def _workspace_findings(workspace: Path) -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import groupby
 from typing import Any, cast
 
 from remit.agents.payload import decode
@@ -27,8 +28,10 @@ def print_lines(lines: list[Line]) -> None:
     from rich.console import Console
 
     console = Console()
-    for line in lines:
-        console.print(line.text, style=line.style or None, markup=False, highlight=False, soft_wrap=True)
+    # Lines of one look in one call: ten thousand calls would take seconds.
+    for style, group in groupby(lines, key=lambda line: line.style):
+        text = "\n".join(line.text for line in group)
+        console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def result_value(blob: bytes | None) -> Any:
@@ -82,6 +85,10 @@ def receipt_dict(receipt: CancelReceipt) -> dict[str, Any]:
         "effects_uncertain": summary.effects_uncertain if summary else None,
         "unconfirmed": list(summary.unconfirmed) if summary else None,
         "remaining": summary.remaining if summary else None,
+        "claims_freed": summary.claims_freed if summary else None,
+        "claims_quarantined": list(summary.claims_quarantined) if summary else None,
+        "tokens": summary.tokens if summary else None,
+        "cost": summary.cost if summary else None,
     }
 
 
@@ -103,6 +110,12 @@ def receipt_lines(receipt: CancelReceipt) -> list[Line]:
     lines.append(Line(f"  runs       {outcomes}"))
     lines.append(Line(f"  processes  {summary.processes_stopped} stopped, {len(summary.processes_left)} left"))
     lines.extend(Line(f"             left: {process}", "red") for process in summary.processes_left)
+    if summary.claims_freed or summary.claims_quarantined:
+        kept = f", {len(summary.claims_quarantined)} quarantined" if summary.claims_quarantined else ""
+        lines.append(Line(f"  claims     {summary.claims_freed} freed{kept}"))
+    lines.extend(Line(f"             quarantined: {claim}", "red") for claim in summary.claims_quarantined)
+    if summary.tokens or summary.cost:
+        lines.append(Line(f"  spent      {summary.tokens} tokens, cost {summary.cost:g}"))
     if summary.effects_uncertain:
         lines.append(Line(f"  uncertain  {_count(summary.effects_uncertain, 'effect')}", "yellow"))
     lines.extend(Line(f"  not confirmed: {run_id}", "red") for run_id in summary.unconfirmed)

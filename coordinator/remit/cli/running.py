@@ -14,7 +14,6 @@ from remit.cli.job import Job
 from remit.coordinator.api import Coordinator
 from remit.coordinator.turn import TurnHolder
 from remit.coordinator.views import TreeView
-from remit.core.cause import CauseKind
 from remit.core.errors import CoordinatorUnavailable, NotFound, RemitError, TurnCancelled
 from remit.core.messages import FinishTurn, OpenTurn
 from remit.core.outcome import Outcome
@@ -110,7 +109,7 @@ async def run_turn(
             await session.request("finish_turn", FinishTurn(holder.id, "follow"))
             return Finished(holder.id, None, None, runs, None, time.monotonic() - began)
         try:
-            tree = await _see_through(coordinator, holder, job, runs, display)
+            tree = await _see_through(coordinator, holder, display)
             receipt = stopper.receipt
             if receipt is not None:
                 receipt = await receipt.quiet(_QUIET_S)
@@ -145,13 +144,10 @@ async def _give_back(holder: TurnHolder, error: RemitError) -> None:
         return
 
 
-async def _see_through(
-    coordinator: Coordinator, holder: TurnHolder, job: Job, runs: list[Run], display: Display
-) -> TreeView | None:
+async def _see_through(coordinator: Coordinator, holder: TurnHolder, display: Display) -> TreeView | None:
     """Show the tree until everything has ended; return how it stood then."""
     word = "cancelled" if holder.signal.is_set else "follow"
     closing = asyncio.ensure_future(holder.finish(word))
-    stopped = False
     tree: TreeView | None = None
     pause = _REFRESH_S
     while not closing.done():
@@ -161,8 +157,6 @@ async def _see_through(
         pause = max(_REFRESH_S, _REFRESH_SHARE * (time.monotonic() - asked))
         if tree is not None:
             display.show(tree)
-        if job.stop_on_failure and not stopped:
-            stopped = await _stop_if_failed(runs)
     await closing
     tree = await _tree(coordinator, holder.id) or tree
     if tree is not None:
@@ -177,14 +171,3 @@ async def _tree(coordinator: Coordinator, turn_id: str) -> TreeView | None:
         # Cancelled before the coordinator had heard of it; or it is being started
         # anew, and then the wait for the turn's end says what becomes of that.
         return None
-
-
-async def _stop_if_failed(runs: list[Run]) -> bool:
-    """Stop the others once one run has not succeeded; return whether that was so."""
-    failed = next((run for run in runs if run.is_settled and run.outcome is not Outcome.SUCCEEDED), None)
-    if failed is None:
-        return False
-    for run in runs:
-        if not run.is_settled:
-            await run.cancel(f"{failed.name or failed.id} did not succeed", kind=CauseKind.PARENT_FAILED)
-    return True

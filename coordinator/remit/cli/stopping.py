@@ -37,16 +37,22 @@ def cancel_target(
     with opened(workspace) as records:
         meant, ended = _meant(records, target)
         root, is_live = records.workspace, records.is_live
-    if ended or not is_live:
-        if not ended:
-            raise CoordinatorUnavailable(f"no coordinator is at work in {root}, so nothing runs that could be stopped")
+    if ended:
         _say(ended, meant, as_json=as_json)
         return 0
     coordinator = open_coordinator(root, address=address, start=False)
-    with connected(coordinator):
-        receipt = asyncio.run(
-            _cancel(coordinator, meant, reason, kill=kill, dry_run=dry_run, wait_s=0.0 if dry_run else wait_s)
-        )
+    try:
+        with connected(coordinator):
+            receipt = asyncio.run(
+                _cancel(coordinator, meant, reason, kill=kill, dry_run=dry_run, wait_s=0.0 if dry_run else wait_s)
+            )
+    except CoordinatorUnavailable as error:
+        if is_live or not error.for_good:
+            raise
+        # One that is just being restarted would have been found.
+        raise CoordinatorUnavailable(
+            f"no coordinator is at work in {root}, so nothing runs that could be stopped"
+        ) from error
     if as_json:
         print_json(receipt_dict(receipt))
     elif dry_run:

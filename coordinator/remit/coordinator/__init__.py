@@ -4,15 +4,21 @@ from remit.agents.runs import CancelReceipt, Run, RunOptions
 from remit.coordinator.api import Coordinator
 from remit.coordinator.turn import Turn
 from remit.coordinator.views import NodeView, TreeView
+from remit.core.approvals import ApprovalRule
 from remit.core.limits import Limits
+from remit.core.records import ApprovalRecord, SessionView, TurnRecord
 
 __all__ = [
+    "ApprovalRecord",
+    "ApprovalRule",
     "CancelReceipt",
     "Coordinator",
     "Limits",
     "NodeView",
     "Run",
     "RunOptions",
+    "SessionView",
     "TreeView",
     "Turn",
+    "TurnRecord",
 ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from remit.coordinator.moving import move_cause
 from remit.coordinator.settling import attempt_cause, claim_start, end_blocked, start_turns
+from remit.coordinator.spending import check_session_budget
 from remit.coordinator.state import Node, NodeState
 from remit.coordinator.stopping import cancel_node
 from remit.coordinator.transaction import Transaction
@@ -36,8 +38,10 @@ def open_turn(tx: Transaction, request: OpenTurn) -> None:
 
     Raises:
         CoordinatorClosing: the coordinator takes no new turns.
-        SessionBusy: `busy="reject"` and another turn of the session has not ended.
-        InvalidArgument: `busy` or `on_disconnect` is not one of its words.
+        SessionBusy: `busy="reject"` and another turn of the session has not ended; or
+            `busy="interrupt"` and one of them is another user's.
+        BudgetExceeded: the session has nothing left to spend.
+        InvalidArgument: `busy`, `on_disconnect` or `on_failure` is not one of its words.
     """
     if request.turn_id in tx.state.nodes:
         return
@@ -48,6 +52,8 @@ def open_turn(tx: Transaction, request: OpenTurn) -> None:
         )
     _check_word("busy", request.busy, ("reject", "queue", "interrupt"))
     _check_word("on_disconnect", request.on_disconnect, ("cancel", "continue"))
+    _check_word("on_failure", request.on_failure, ("continue", "stop"))
+    check_session_budget(tx, request)
     session = tx.state.sessions.get(request.session_id)
     if session is not None and (session.active or session.queue):
         running = session.active or session.queue[0]
@@ -58,9 +64,11 @@ def open_turn(tx: Transaction, request: OpenTurn) -> None:
                 turn_id=running,
             )
         if request.busy == "interrupt":
+            _check_user(tx, [*session.queue, running], request)
             # The queue first: the end of the active turn must start nothing of it.
             _interrupt(tx, [*session.queue, running], request)
     limits = request.limits or Limits()
+    budget = request.session_limits or Limits()
     tx.emit(
         TurnAccepted(
             node_id=request.turn_id,
@@ -78,6 +86,12 @@ def open_turn(tx: Transaction, request: OpenTurn) -> None:
             max_children=limits.max_children,
             max_concurrent=limits.max_concurrent,
             trace=request.trace,
+            max_tokens=limits.tokens,
+            max_cost=limits.cost,
+            session_tokens=budget.tokens,
+            session_cost=budget.cost,
+            approvals=request.approvals,
+            on_failure=request.on_failure,
         )
     )
     if request.deadline_s is not None:
@@ -88,6 +102,17 @@ def open_turn(tx: Transaction, request: OpenTurn) -> None:
 def _check_word(name: str, value: str, words: tuple[str, ...]) -> None:
     if value not in words:
         raise InvalidArgument(f"{name} must be one of {', '.join(words)}, not {value!r}")
+
+
+def _check_user(tx: Transaction, turn_ids: Iterable[str], request: OpenTurn) -> None:
+    """Refuse to interrupt what another user runs in the same session."""
+    for turn_id in turn_ids:
+        owner = tx.state.nodes[turn_id].user
+        if owner and request.user and owner != request.user:
+            raise SessionBusy(
+                f"session {request.session_id!r} is busy with {turn_id}, which belongs to {owner!r}; wait for it",
+                turn_id=turn_id,
+            )
 
 
 def _deadline(tx: Transaction, deadline_s: float | None) -> float | None:
@@ -178,6 +203,8 @@ def _stale_attempt(tx: Transaction, parent: Node, request: DelegateRequest) -> R
         return Refused(f"attempt {request.parent_attempt} of {parent.id} is over ({now}) and cannot delegate any more")
     if parent.expired_attempt == parent.attempt:
         return TurnCancelled(attempt_cause(tx, parent), node_id=parent.id)
+    if parent.moved_attempt == parent.attempt:
+        return TurnCancelled(move_cause(tx, parent), node_id=parent.id)
     return None
 
 
@@ -318,6 +345,9 @@ def _accept(tx: Transaction, parent: Node, request: DelegateRequest, run: RunReq
             arguments=run.preview,
             claims=run.claims,
             trace=request.trace,
+            max_tokens=limits.tokens if limits else None,
+            max_cost=limits.cost if limits else None,
+            approvals=run.approvals,
         )
     )
     if run.deadline_s is not None:

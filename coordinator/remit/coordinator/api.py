@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,10 +15,12 @@ from remit.agents.link import Link
 from remit.agents.runs import CancelReceipt, request_cancel
 from remit.coordinator.turn import Turn
 from remit.coordinator.views import NodeView, TreeView
+from remit.core.approvals import ApprovalRule, policy_rules
 from remit.core.cause import CauseKind
-from remit.core.errors import CoordinatorUnavailable, InvalidArgument
+from remit.core.errors import CoordinatorClosing, CoordinatorUnavailable, InvalidArgument
 from remit.core.limits import Limits
-from remit.core.messages import OpenTurn
+from remit.core.messages import AnswerApproval, DrainAnswer, DrainRequest, OpenTurn
+from remit.core.records import ApprovalRecord, SessionView, TurnRecord
 from remit.locks import ClaimView
 
 __all__ = ["Coordinator", "resolve_workspace"]
@@ -74,7 +76,10 @@ class Coordinator:
         self._limits = limits
         self._session: ClientSession | None = None
         self._connected = False
-        self._lock = threading.Lock()
+        self._is_connecting = False
+        self._close_asked = False
+        # Re-entrant: a signal handler that closes may come while this thread holds it.
+        self._lock = threading.RLock()
 
     @classmethod
     def open(
@@ -105,11 +110,13 @@ class Coordinator:
 
         Raises:
             InvalidArgument: the workspace is not a readable and writable folder, or
-                `limits` sets `max_concurrent`, which is for turns and runs.
+                `limits` sets `max_concurrent`, `tokens` or `cost`, which are not for workspaces.
         """
         path = resolve_workspace(workspace)
         if limits is not None and limits.max_concurrent is not None:
             raise InvalidArgument("max_concurrent is for turns and runs; a workspace has max_shared and max_dedicated")
+        if limits is not None and (limits.tokens is not None or limits.cost is not None):
+            raise InvalidArgument("tokens and cost are for sessions, turns and runs; a workspace has no budget")
         from remit.coordinator.connecting import RayConnection
 
         connection = RayConnection(path, address=address, progress=progress, limits=limits)
@@ -144,29 +151,50 @@ class Coordinator:
         Raises:
             CoordinatorUnavailable: no Ray at the address, or nobody answers.
             InvalidArgument: it is open already, or the running coordinator has other limits.
+            CoordinatorClosing: `close` was called meanwhile.
         """
         with self._lock:
-            if self._session is not None:
+            if self._session is not None or self._is_connecting:
                 raise InvalidArgument("this coordinator is open already")
-            try:
-                session = ClientSession(self._connect(), surface=self._surface, grace_s=self._grace_s)
-                self._connected = True
-                session.open()
-                if self._limits is not None:
-                    _check_limits(session, self._limits)
-            except BaseException:
-                if self._on_close is not None:
-                    self._on_close()
-                raise
-            self._session = session
+            self._is_connecting, self._close_asked = True, False
+        session: ClientSession | None = None
+        try:
+            session = ClientSession(self._connect(), surface=self._surface, grace_s=self._grace_s)
+            self._connected = True
+            session.open()
+            if self._limits is not None:
+                _check_limits(session, self._limits)
+        except BaseException:
+            self._is_connecting = False
+            self._let_go()
+            raise
+        with self._lock:
+            self._is_connecting = False
+            if not self._close_asked:
+                self._session = session
+                return
+        session.close()
+        self._let_go()
+        raise CoordinatorClosing("this coordinator was closed while it was connecting; open it again")
 
     def close(self) -> None:
-        """Disconnect; turns that are still held here are cancelled. Idempotent."""
+        """Disconnect; turns that are still held here are cancelled.
+
+        Idempotent, from any thread and from a signal handler. While it is connecting it
+        only takes note: `connect` then raises `CoordinatorClosing` and leaves nothing open.
+        """
+        # A signal handler may interrupt `connect` in this very thread: no lock may be in its way.
         with self._lock:
+            if self._is_connecting:
+                self._close_asked = True
+                return
             session, self._session = self._session, None
         if session is None:
             return
         session.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._on_close is not None:
             self._on_close()
 
@@ -196,6 +224,9 @@ class Coordinator:
         on_disconnect: str = "cancel",
         busy: str = "reject",
         limits: Limits | None = None,
+        session_limits: Limits | None = None,
+        approvals: str | Sequence[ApprovalRule] = (),
+        on_failure: str = "continue",
     ) -> Turn:
         """Return a turn to enter with `async with`; nothing happens before that.
 
@@ -209,7 +240,13 @@ class Coordinator:
             on_disconnect: `cancel` (default) or `continue` when this process vanishes.
             busy: if the session is busy: `reject` (default), `queue` behind, or
                 `interrupt` what runs and what is queued.
-            limits: bounds for everything below the turn.
+            limits: bounds for the turn and everything below it, its budget included.
+            session_limits: `tokens` and `cost` for the whole session, from this turn on;
+                None leaves them as they are.
+            approvals: what is answered to `approve` below the turn: `ask` people (the
+                default), `auto`, `deny`, or rules, of which the first that matches counts.
+            on_failure: `continue` (default), or `stop`: the first run delegated by the turn
+                itself that does not succeed cancels the others.
 
         Raises:
             InvalidArgument: a number or word is out of range.
@@ -225,6 +262,9 @@ class Coordinator:
                 on_disconnect=on_disconnect,
                 busy=busy,
                 limits=limits,
+                session_limits=session_limits,
+                approvals=approvals,
+                on_failure=on_failure,
             ),
         )
 
@@ -239,8 +279,15 @@ class Coordinator:
         on_disconnect: str,
         busy: str,
         limits: Limits | None,
+        session_limits: Limits | None = None,
+        approvals: str | Sequence[ApprovalRule] = (),
+        on_failure: str = "continue",
     ) -> OpenTurn:
         """Return the checked request behind a turn."""
+        if session_limits is not None and session_limits != Limits(
+            tokens=session_limits.tokens, cost=session_limits.cost
+        ):
+            raise InvalidArgument("session_limits may hold tokens and cost; the other limits are for turns and runs")
         if deadline_s is not None and not deadline_s > 0:
             raise InvalidArgument(f"deadline_s must be more than 0 seconds, not {deadline_s!r}")
         if not grace_s >= 0:
@@ -258,6 +305,9 @@ class Coordinator:
             deadline_s=deadline_s,
             grace_s=grace_s,
             limits=limits,
+            session_limits=session_limits,
+            approvals=policy_rules(approvals),
+            on_failure=on_failure,
             # As other commands and libraries do it: the trace of whoever started this process.
             trace=os.environ.get("TRACEPARENT", ""),
         )
@@ -310,6 +360,76 @@ class Coordinator:
             On the disk when this returns.
         """
         await self.session.request("clear_claims", node_id)
+
+    async def sessions(self) -> tuple[SessionView, ...]:
+        """Return the sessions of this workspace, the one with the latest turn last."""
+        views: tuple[SessionView, ...] = await self.session.request("sessions", None)
+        return views
+
+    async def history(self, session: str) -> tuple[TurnRecord, ...]:
+        """Return the turns of a session, oldest first, the latest hundred of them.
+
+        Raises:
+            NotFound: no such session.
+        """
+        records: tuple[TurnRecord, ...] = await self.session.request("history", session)
+        return records
+
+    # -- approvals -----------------------------------------------------------------
+
+    async def approvals(self, *, everything: bool = False) -> tuple[ApprovalRecord, ...]:
+        """Return the approvals that wait for an answer, oldest first.
+
+        Args:
+            everything: those that are answered, expired or cancelled too, the latest thousand.
+        """
+        records: tuple[ApprovalRecord, ...] = await self.session.request("approvals", everything)
+        return records
+
+    async def approve(
+        self, approval_id: str, reason: str = "", *, by: str = "", user: str = "", request_id: str = ""
+    ) -> ApprovalRecord:
+        """Say yes to a request for approval.
+
+        Args:
+            approval_id: `approval_...`.
+            reason: free text for people.
+            by: who says so.
+            user: only what belongs to this user (or to nobody) is found.
+            request_id: for sending the same answer again; a new one by default.
+
+        Returns:
+            The approval as it stands now.
+
+        Raises:
+            ApprovalSettled: it was answered, expired or cancelled before; nothing has changed.
+            NotFound: no such approval.
+
+        Durability:
+            The answer is on the disk when this returns.
+        """
+        return await self._answer(approval_id, True, reason, by=by, user=user, request_id=request_id)
+
+    async def deny(
+        self, approval_id: str, reason: str = "", *, by: str = "", user: str = "", request_id: str = ""
+    ) -> ApprovalRecord:
+        """Say no to a request for approval; see `approve`."""
+        return await self._answer(approval_id, False, reason, by=by, user=user, request_id=request_id)
+
+    async def _answer(
+        self, approval_id: str, yes: bool, reason: str, *, by: str, user: str, request_id: str
+    ) -> ApprovalRecord:
+        request = AnswerApproval(
+            request_id=request_id or self.session.ids.request(),
+            approval_id=approval_id,
+            approve=yes,
+            by=by,
+            surface=self._surface,
+            reason=reason,
+            user=user,
+        )
+        record: ApprovalRecord = await self.session.request("answer_approval", request)
+        return record
 
     async def statistics(self) -> dict[str, Any]:
         """Return counts of turns, runs, slots, hosts and clients, for people and tests."""
@@ -364,6 +484,31 @@ class Coordinator:
             grace_s=grace_s,
             dry_run=dry_run,
         )
+
+    async def drain(self, node: str, reason: str = "", *, undo: bool = False) -> DrainAnswer:
+        """Move this workspace's work away from a node of the cluster, by attempt.
+
+        Nothing starts there any more. Attempts there are told to end with the cause
+        `worker_moved`; their runs go on elsewhere as further attempts, which use up none
+        of the allowed ones. No run ends by it. The coordinator itself does not move.
+
+        Args:
+            node: id of the node or the beginning of it, its name, or its address.
+            reason: free text for people.
+            undo: let the node have work again; what has moved stays where it is.
+
+        Returns:
+            The node and how much moves. The attempts may still be unwinding.
+
+        Raises:
+            NotFound: no such node, or several.
+            Refused: no other node of the cluster takes work.
+
+        Durability:
+            On the disk when this returns; it holds for later lives of the coordinator too.
+        """
+        answer: DrainAnswer = await self.session.request("drain", DrainRequest(node, reason, undo))
+        return answer
 
     async def shutdown(self, reason: str = "shutdown", *, timeout_s: float = 10.0) -> bool:
         """End this workspace's coordinator: no new turns, cancel all, wait, close.

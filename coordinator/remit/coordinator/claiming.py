@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from remit.coordinator.state import Node, WorkspaceState
+from remit.coordinator.state import Node, ProcessState, WorkspaceState
 from remit.coordinator.transaction import Transaction
 from remit.core.errors import NotFound, Refused, RemitError, TurnCancelled
 from remit.core.events import ClaimChanged
@@ -27,6 +27,7 @@ from remit.locks import (
     ClaimRequest,
     ClaimState,
     ClaimTimeout,
+    ClaimWithdrawn,
     Granted,
     LeaseNotHeld,
     LockEvent,
@@ -45,6 +46,8 @@ __all__ = [
     "end_claims",
     "expire_claim",
     "give_up_claim",
+    "held_claims",
+    "missed_notice",
     "request_start",
     "start_claim_id",
     "start_sweeps",
@@ -71,7 +74,9 @@ def answer_claim(tx: Transaction, request: AskClaim) -> ClaimAnswer:
     if node is None:
         raise NotFound(f"no turn or run {request.owner_id!r} in this workspace; it cannot claim")
     _check_may_ask(node, request.attempt)
-    denied = _request(tx, node, request.claim_id, tuple(Area.from_dict(dict(area)) for area in request.areas))
+    areas = tuple(Area.from_dict(dict(area)) for area in request.areas)
+    expires_at = None if request.timeout_s is None else tx.now + request.timeout_s
+    denied = _request(tx, node, request.claim_id, areas, expires_at)
     if denied is not None:
         raise denied.error()
     view = tx.state.locks.claim(request.claim_id)
@@ -88,7 +93,7 @@ def _check_may_ask(node: Node, attempt: int) -> None:
         raise Refused(f"{node.id} has ended and cannot claim any more")
     if node.is_turn:
         return
-    if attempt != node.attempt or not node.on_host or node.expired_attempt == attempt:
+    if attempt != node.attempt or not node.on_host or attempt in (node.expired_attempt, node.moved_attempt):
         raise Refused(f"attempt {attempt} of {node.id} is over and cannot claim any more")
 
 
@@ -99,7 +104,9 @@ def request_start(tx: Transaction, node: Node) -> RemitError | None:
     return None if denied is None else denied.error()
 
 
-def _request(tx: Transaction, node: Node, claim_id: str, areas: tuple[Area, ...]) -> ClaimDenied | None:
+def _request(
+    tx: Transaction, node: Node, claim_id: str, areas: tuple[Area, ...], expires_at: float | None = None
+) -> ClaimDenied | None:
     locks = tx.state.locks
     ancestors = tuple(ancestor.id for ancestor in tx.state.ancestors(node))
     before = locks.last_seq
@@ -110,7 +117,7 @@ def _request(tx: Transaction, node: Node, claim_id: str, areas: tuple[Area, ...]
     if isinstance(answer, ClaimDenied):
         return answer
     if answer.seq > before:
-        _emit(tx, (answer,))
+        _emit(tx, (answer,), expires_at if isinstance(answer, Queued) else None)
     return None
 
 
@@ -188,6 +195,15 @@ def check_claim(state: WorkspaceState, request: ClaimCheck) -> int:
     return request.token
 
 
+def missed_notice(state: WorkspaceState, claim_id: str) -> tuple[ClaimNotice, ...]:
+    """Return what somebody who has not been heard of may have missed about a claim in line."""
+    view = state.locks.claim(claim_id)
+    if view is None:
+        told = f"claim {claim_id} left the line while its owner could not be reached; ask for it again"
+        return (ClaimNotice(claim_id, error=ClaimWithdrawn(told, claim_id=claim_id)),)
+    return (ClaimNotice(claim_id, view.token),) if view.state is ClaimState.GRANTED else ()
+
+
 def expire_claim(tx: Transaction, claim_id: str) -> None:
     """Take a request out of line whose own timeout has passed; a granted one stays."""
     locks = tx.state.locks
@@ -224,6 +240,14 @@ def end_claims(tx: Transaction, node: Node, doubt: str = "") -> None:
         _emit(tx, tx.state.locks.end([node.id], at=tx.now, quarantine=doubt))
 
 
+def held_claims(tx: Transaction, node: Node) -> list[str]:
+    """Return what a node may write just now, in words."""
+    if not tx.state.locks.concerns(node.id):
+        return []
+    held = [view for view in tx.state.locks.claims(node.id) if view.state is ClaimState.GRANTED]
+    return [" and ".join(view.wants) for view in held]
+
+
 def clear_claims(tx: Transaction, owner: str) -> None:
     """Free what is quarantined for a node that is proven gone, or vouched for."""
     if tx.state.locks.concerns(owner):
@@ -235,18 +259,30 @@ def clear_host(tx: Transaction, host_id: str) -> None:
     for node in _quarantined(tx):
         if node.host_id != host_id or not node.is_ended:
             continue
-        if not node.processes:
+        left = _left_behind(node)
+        if not left:
             clear_claims(tx, node.id)
-        elif node.id not in {run_id for run_id, _ in tx.effects.sweep}:
-            tx.effects.sweep.extend((node.id, process) for process in node.processes.values())
+        else:
+            _sweep_once(tx, node, left)
 
 
 def start_sweeps(tx: Transaction) -> None:
     """End again what earlier lives could not prove gone; the proof frees its claims."""
-    known = {run_id for run_id, _ in tx.effects.sweep}
     for node in _quarantined(tx):
-        if node.id not in known:
-            tx.effects.sweep.extend((node.id, process) for process in (node.processes or {}).values())
+        # A body that would not stop may be on its host still: the end of the host is the proof then.
+        if not node.is_ended or node.host_id not in tx.state.hosts:
+            _sweep_once(tx, node, _left_behind(node))
+
+
+def _left_behind(node: Node) -> list[ProcessState]:
+    """Return the programs of a node that may be there still, without those of an attempt that runs."""
+    now = {} if node.on_host else node.processes or {}
+    return list({**(node.old_processes or {}), **now}.values())
+
+
+def _sweep_once(tx: Transaction, node: Node, processes: list[ProcessState]) -> None:
+    known = {process.pid for run_id, process in tx.effects.sweep if run_id == node.id}
+    tx.effects.sweep.extend((node.id, process) for process in processes if process.pid not in known)
 
 
 def _quarantined(tx: Transaction) -> list[Node]:
@@ -256,13 +292,14 @@ def _quarantined(tx: Transaction) -> list[Node]:
     return [tx.state.nodes[owner] for owner in owners if owner in tx.state.nodes]
 
 
-def _emit(tx: Transaction, changes: Iterable[LockEvent]) -> None:
+def _emit(tx: Transaction, changes: Iterable[LockEvent], expires_at: float | None = None) -> None:
     """Journal what the table has decided, and tell those whose turn has come."""
     for change in changes:
         owner = change.request.owner if isinstance(change, Queued) else change.owner
         node = tx.state.nodes.get(owner)
         turn_id = node.turn_id if node is not None else ""
-        tx.emit(ClaimChanged(node_id=owner, turn_id=turn_id, at=tx.now, change=event_to_dict(change)))
+        told = event_to_dict(change)
+        tx.emit(ClaimChanged(node_id=owner, turn_id=turn_id, at=tx.now, change=told, expires_at=expires_at))
         if isinstance(change, Granted) and change.request is None and node is not None and not _is_start(node, change):
             tx.effects.claims.append((owner, ClaimNotice(change.claim_id, change.token)))
 

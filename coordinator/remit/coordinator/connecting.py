@@ -68,7 +68,8 @@ class RayConnection:
         if link is None:
             self.close()
             raise CoordinatorUnavailable(
-                f"no coordinator runs for workspace {self._workspace}; nothing is going on there"
+                f"no coordinator runs for workspace {self._workspace}; nothing is going on there",
+                for_good=True,
             )
         return link
 
@@ -81,7 +82,9 @@ class RayConnection:
         record = node.status()
         if record is None:
             if not self._start:
-                raise CoordinatorUnavailable("the local Ray node is not up, so nothing runs; `remit up` starts it")
+                raise CoordinatorUnavailable(
+                    "the local Ray node is not up, so nothing runs; `remit up` starts it", for_good=True
+                )
             record = node.ensure(self._progress)
         os.environ.update(node.environment(record))
         node.touch()

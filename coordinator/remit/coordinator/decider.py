@@ -11,9 +11,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from remit.coordinator.admission import delegate, open_turn
+from remit.coordinator.approving import arm_approvals, expire_approval
 from remit.coordinator.claiming import (
     answer_claim,
     check_claim,
@@ -24,8 +26,13 @@ from remit.coordinator.claiming import (
     start_sweeps,
     wait_cycle_over_claims,
 )
+from remit.coordinator.conversation import forget_turns
+from remit.coordinator.moving import drain_node, leave_drained_node, undo_drain
+from remit.coordinator.noting import stop_after_failures
 from remit.coordinator.placement import let_idle_hosts_go, pump
+from remit.coordinator.recovering import Survey, missing_hosts, note_programs, recover, unstartable_runs
 from remit.coordinator.settling import claim_start, settle, settle_report
+from remit.coordinator.spending import take_report, take_total
 from remit.coordinator.state import Node, NodeState, WorkspaceState
 from remit.coordinator.stopping import (
     cancel,
@@ -45,6 +52,7 @@ from remit.core.events import (
     Event,
     HostBecameReady,
     HostGone,
+    HostReported,
     ProcessEnded,
     ProcessStarted,
     RunProgressed,
@@ -59,6 +67,7 @@ from remit.core.messages import (
     ClaimAnswer,
     ClaimCheck,
     DelegateRequest,
+    DrainAnswer,
     FinishTurn,
     GiveUpClaim,
     OpenTurn,
@@ -67,6 +76,7 @@ from remit.core.messages import (
     ReportProcess,
     ReportProgress,
     ReportResume,
+    ReportSpend,
     ReportWaiting,
 )
 
@@ -82,6 +92,9 @@ class Decision:
     answer: CancelAnswer | None = None
     error: RemitError | TurnCancelled | None = None
     claim: ClaimAnswer | None = None
+    drain: DrainAnswer | None = None
+    value: object = None
+    """What the rule of `Decider.decide` returned."""
 
 
 class Decider:
@@ -91,6 +104,7 @@ class Decider:
         settings: the workspace's numbers.
         ids: where ids of hosts and requests come from.
         state: a folded state to go on from, or None for an empty one.
+        payloads: results and partial results of runs of that state that have not ended.
     """
 
     def __init__(
@@ -99,12 +113,14 @@ class Decider:
         settings: Settings | None = None,
         ids: IdFactory | None = None,
         state: WorkspaceState | None = None,
+        payloads: dict[str, bytes] | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.state = state or WorkspaceState()
         self._ids = ids or IdFactory()
         self._timers = Timers()
-        self._payloads: dict[str, bytes] = {}
+        self._payloads: dict[str, bytes] = dict(payloads or {})
+        self._unstartable: set[str] = set()
         self._sweeping: dict[str, set[int]] = {}
 
     def next_due(self) -> float | None:
@@ -119,6 +135,7 @@ class Decider:
             payloads=self._payloads,
             ids=self._ids,
             now=now,
+            unstartable=self._unstartable,
         )
 
     def _finish(
@@ -128,60 +145,49 @@ class Decider:
         answer: CancelAnswer | None = None,
         error: RemitError | TurnCancelled | None = None,
         claim: ClaimAnswer | None = None,
+        value: object = None,
     ) -> Decision:
+        if tx.state.fail_fast:
+            stop_after_failures(tx)
         pump(tx)
         for run_id, process in tx.effects.sweep:
             self._sweeping.setdefault(run_id, set()).add(process.pid)
-        return Decision(tx.events, tx.effects, answer, error, claim)
+        return Decision(tx.events, tx.effects, answer, error, claim, value=value)
 
-    def start(self, epoch: int, pid: int, now: float) -> Decision:
-        """Begin a life of the coordinator; settle what an earlier one left running.
+    def decide(self, rule: Callable[[Transaction], object], now: float) -> Decision:
+        """Decide by a rule of another module; what it returns is `value`, what it raises is `error`."""
+        tx = self._begin(now)
+        try:
+            value = rule(tx)
+        except (RemitError, TurnCancelled) as error:
+            return self._finish(tx, error=error)
+        return self._finish(tx, value=value)
 
-        What has no host any more is `lost`, or `cancelled` where a cancel had been
-        requested: nobody knows what it did in between, so nothing is guessed.
+    def start(self, epoch: int, pid: int, now: float, survey: Survey | None = None) -> Decision:
+        """Begin a life of the coordinator; settle what an earlier one left (see `recovering`).
+
+        Args:
+            epoch: number of this life.
+            pid: process id of the coordinator.
+            now: in seconds since 1970.
+            survey: what is really there; by default nothing is.
         """
         tx = self._begin(now)
-        # Agents and arguments went with the old process: no other attempts.
-        tx.last_attempts = True
+        found = survey or Survey()
+        self._unstartable |= unstartable_runs(tx, found)
         tx.emit(CoordinatorStarted(node_id="", turn_id="", at=now, epoch=epoch, pid=pid))
-        for host in list(self.state.hosts.values()):
-            tx.effects.kill.append((host.id, "its coordinator was restarted"))
-            self._drop_host(tx, host.id, "its coordinator was restarted")
+        note_programs(tx, found)
+        for host_id in missing_hosts(tx, found):
+            self._drop_host(tx, host_id, "it was gone when its coordinator was restarted", expected=True)
+        for item in recover(tx, found):
+            node = self.state.nodes[item.run_id]
+            if isinstance(item, ReportWaiting):
+                self._waiting(tx, node, item)
+            else:
+                self._resume(tx, node)
         start_sweeps(tx)
-        live = [node for node in self.state.nodes.values() if not node.is_ended]
-        for node in sorted(live, key=lambda n: -n.depth):
-            self._settle_left_over(tx, node)
+        arm_approvals(tx)
         return self._finish(tx)
-
-    def _settle_left_over(self, tx: Transaction, node: Node) -> None:
-        if node.is_ended:
-            return
-        reason = "the coordinator was restarted while this was under way"
-        if node.is_turn:
-            if not node.report:
-                tx.emit(
-                    TurnSettling(
-                        node_id=node.id,
-                        turn_id=node.id,
-                        at=tx.now,
-                        report="lost",
-                        error_type="CoordinatorRestarted",
-                        error=reason,
-                    )
-                )
-            settle(tx, node)
-        elif node.report:
-            settle(tx, node)
-        else:
-            report = ReportEnded(
-                node.id,
-                node.attempt,
-                "lost",
-                before_cancel=False,
-                error=reason,
-                error_type="CoordinatorRestarted",
-            )
-            settle_report(tx, node, report)
 
     def open_turn(self, request: OpenTurn, now: float) -> Decision:
         """Accept a turn, or refuse it (see `admission.open_turn`)."""
@@ -196,6 +202,8 @@ class Decider:
         """Take the holder's word that a turn's body has ended."""
         tx = self._begin(now)
         turn = self.state.turns.get(request.turn_id)
+        if turn is not None:
+            take_total(tx, turn, request.tokens, request.cost)
         if turn is not None and turn.is_ended:
             # Its holder is late, but now it is proven that its body writes no more.
             clear_claims(tx, turn.id)
@@ -286,12 +294,37 @@ class Decider:
         stop_everything(tx, reason)
         return self._finish(tx)
 
-    def host_ready(self, host_id: str, pid: int, machine: str, now: float) -> Decision:
+    def host_ready(self, host_id: str, pid: int, machine: str, now: float, node: str = "") -> Decision:
         """A host that was asked for answers."""
         tx = self._begin(now)
-        if host_id in self.state.hosts:
-            tx.emit(HostBecameReady(node_id=host_id, turn_id="", at=now, pid=pid, machine=machine))
+        host = self.state.hosts.get(host_id)
+        if host is not None:
+            tx.emit(HostBecameReady(node_id=host_id, turn_id="", at=now, pid=pid, machine=machine, node=node))
+            leave_drained_node(tx, host)
         return self._finish(tx)
+
+    def drain(self, node: str, reason: str, now: float, *, others: int = 1, undo: bool = False) -> Decision:
+        """Move work away from a node of the cluster, or let it have work again (see `moving`).
+
+        Args:
+            node: id of the node.
+            reason: free text for people.
+            now: in seconds since 1970.
+            others: further nodes that take work.
+            undo: let it have work again.
+        """
+        tx = self._begin(now)
+        hosts = runs = 0
+        try:
+            if undo:
+                undo_drain(tx, node)
+            else:
+                hosts, runs = drain_node(tx, node, reason, others=others)
+        except RemitError as error:
+            return self._finish(tx, error=error)
+        decision = self._finish(tx)
+        decision.drain = DrainAnswer(node, node, hosts, runs)
+        return decision
 
     def host_gone(self, host_id: str, reason: str, now: float) -> Decision:
         """A host died or was killed: settle its runs."""
@@ -299,26 +332,31 @@ class Decider:
         self._drop_host(tx, host_id, reason)
         return self._finish(tx)
 
-    def _drop_host(self, tx: Transaction, host_id: str, reason: str) -> None:
+    def _drop_host(self, tx: Transaction, host_id: str, reason: str, *, expected: bool = False) -> None:
         host = self.state.hosts.get(host_id)
         if host is None:
             return
         runs = [self.state.nodes[name] for name in host.runs]
         killed = host.killed
-        tx.emit(HostGone(node_id=host_id, turn_id="", at=tx.now, reason=reason, expected=killed))
+        tx.emit(HostGone(node_id=host_id, turn_id="", at=tx.now, reason=reason, expected=killed or expected))
         for run in runs:
-            for process in (run.processes or {}).values():
-                tx.effects.sweep.append((run.id, process))
             if run.on_host:
                 self._host_of_run_gone(tx, run, killed=killed, reason=reason)
+            if run.state is not NodeState.RETRYING:
+                # A next attempt would find its programs by their keys; nobody else looks for these.
+                tx.effects.sweep.extend((run.id, process) for process in (run.processes or {}).values())
+                tx.effects.orphans.append((host.machine, run.id))
         clear_host(tx, host_id)
 
     def _host_of_run_gone(self, tx: Transaction, run: Node, *, killed: bool, reason: str) -> None:
         word = "killed" if killed else "lost"
         if run.cause is None and run.expired_attempt == run.attempt:
             word = "timed_out"
+        elif run.cause is None and run.moved_attempt == run.attempt:
+            word = "moved"
         if run.cause is None:
-            kind = CauseKind.ATTEMPT_TIMEOUT if word == "timed_out" else CauseKind.PARENT_FAILED
+            kinds = {"timed_out": CauseKind.ATTEMPT_TIMEOUT, "moved": CauseKind.WORKER_MOVED}
+            kind = kinds.get(word, CauseKind.PARENT_FAILED)
             cancel_children(tx, run, kind, f"its parent was lost with its host: {reason}")
         settle_report(
             tx,
@@ -329,7 +367,18 @@ class Decider:
     def report(self, batch: ReportBatch, now: float) -> Decision:
         """Take what a host has to say. What comes too late is refused and counted."""
         tx = self._begin(now)
+        host = self.state.hosts.get(batch.host_id)
+        if host is not None and batch.seq <= host.reported:
+            # It was taken by an earlier life, whose answer was lost: all that counts is known.
+            self.state.refused += len(batch.items)
+            return self._finish(tx)
+        if host is not None and any(isinstance(item, ReportProcess) for item in batch.items):
+            # Programs are counted, so a second copy would show. Every other report is harmless twice.
+            tx.emit(HostReported(node_id=host.id, turn_id="", at=now, seq=batch.seq))
         for item in batch.items:
+            if isinstance(item, ReportSpend):
+                self.state.refused += not take_report(tx, batch.host_id, item)
+                continue
             node = self.state.nodes.get(item.run_id)
             stale = node is None or node.is_ended or not node.host_id or node.attempt != item.attempt
             if node is None or stale or node.host_id != batch.host_id:
@@ -353,6 +402,7 @@ class Decider:
         if item.report != "returned" and node.cause is None and node.live_children:
             expired = item.report == "timed_out"
             kind = CauseKind.ATTEMPT_TIMEOUT if expired else CauseKind.PARENT_FAILED
+            kind = CauseKind.WORKER_MOVED if item.report == "moved" else kind
             cancel_children(tx, node, kind, f"{node.name or node.id} {item.report}: {item.error}")
         settle_report(tx, node, item)
 
@@ -397,6 +447,7 @@ class Decider:
                     start_time=item.start_time,
                     machine=item.machine,
                     program=item.program,
+                    handle=item.handle,
                 )
             )
             return
@@ -424,6 +475,9 @@ class Decider:
             if timer.kind == "claim":
                 expire_claim(tx, timer.node_id)
                 continue
+            if timer.kind == "approval":
+                expire_approval(tx, timer.node_id)
+                continue
             node = self.state.nodes.get(timer.node_id)
             if node is None:
                 continue
@@ -445,19 +499,28 @@ class Decider:
         node = self.state.nodes.get(node_id)
         return -1 if node is None else node.depth
 
-    def prune(self) -> list[str]:
+    def prune(self, now: float | None = None) -> list[str]:
         """Forget the oldest ended turns and their runs; return the forgotten ids.
 
         The journal keeps them. A turn with a detached run that still lives stays.
+
+        Args:
+            now: coordinator time up to which everything is on the disk and told, in seconds
+                since 1970: what ended later stays. None not to look at times.
         """
         ended = [turn for turn in self.state.turns.values() if turn.is_ended]
         surplus = len(ended) - self.settings.keep_ended_turns
         if len(self.state.nodes) > self.settings.keep_nodes:
             # The latest turn stays, so that whoever waits for its receipt gets one.
             surplus = max(surplus, len(ended) - 1)
-        if surplus <= 0:
+        doomed = {turn.id for turn in ended[: max(0, surplus)]}
+        if now is not None:
+            crowded = len(self.state.nodes) > self.settings.keep_recent_nodes
+            oldest = now - (self.settings.keep_recent_s if crowded else self.settings.keep_ended_s)
+            doomed.update(turn.id for turn in ended if turn.ended_at is not None and turn.ended_at < oldest)
+            doomed -= {turn.id for turn in ended if turn.ended_at is not None and turn.ended_at >= now}
+        if not doomed:
             return []
-        doomed = {turn.id for turn in ended[:surplus]}
         live = {n.turn_id for n in self.state.nodes.values() if not n.is_ended}
         doomed -= live
         # What is quarantined is shown with its owner.
@@ -466,6 +529,8 @@ class Decider:
         for name in gone:
             del self.state.nodes[name]
             self.state.turns.pop(name, None)
+        forget_turns(self.state, gone)
         kept = {k: c for k, c in self.state.cancels.items() if c.targets[-1] in self.state.nodes}
         self.state.cancels = kept
+        self._unstartable.difference_update(gone)
         return gone

@@ -9,15 +9,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from remit.coordinator.briefs import Briefs, BriefSpool
 from remit.coordinator.engine import Engine, HostLink
 from remit.coordinator.mailbox import Mailboxes
+from remit.coordinator.recovering import Survey
 from remit.coordinator.state import Node, ProcessState, WorkspaceState
+from remit.coordinator.survey import ProgramWitness, take_survey
 from remit.coordinator.transaction import Effects
 from remit.core.messages import (
-    ClaimNotice,
     DelegateRequest,
     EndedNotice,
+    FlushOrder,
+    Notice,
     Order,
+    OrderBatch,
     ReportBatch,
     ResumeOrder,
     RunRequest,
@@ -40,7 +45,7 @@ _FLUSH_S = 1.0
 class HostEvents(Protocol):
     """Who is told of what happens to hosts."""
 
-    def host_ready(self, host_id: str, pid: int, machine: str) -> None:
+    def host_ready(self, host_id: str, pid: int, machine: str, node: str) -> None:
         """A host answers."""
         ...
 
@@ -71,6 +76,8 @@ class Dispatcher:
         clients: Mailboxes,
         events: HostEvents,
         *,
+        epoch: int = 0,
+        spool: BriefSpool | None = None,
         carrier: Callable[[str, str], str] | None = None,
     ) -> None:
         self._carrier = carrier
@@ -84,6 +91,10 @@ class Dispatcher:
         self._spawning: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._abandoned = False
+        self._epoch = epoch
+        self._spool = spool
+        self._early_deaths: list[tuple[str, str]] | None = []
+        """Hosts that died before this life has decided anything; None from then on."""
         self.messages = {"starts": 0, "orders": 0, "reports": 0}
         """Messages to and from hosts since this life began, by what they carry."""
 
@@ -92,10 +103,64 @@ class Dispatcher:
         for run in runs:
             self._briefs[run.run_id] = _Brief(run, delegation)
 
+    def keep(self, delegation: DelegateRequest, runs: Iterable[RunRequest]) -> None:
+        """Keep it for later lives too: these runs are accepted as soon as the disk has them."""
+        if self._spool is not None:
+            self._spool.keep(delegation, runs)
+
     def forget(self, run_ids: Iterable[str]) -> None:
         """Drop what was kept of runs that will not start."""
         for run_id in run_ids:
             self._briefs.pop(run_id, None)
+            if self._spool is not None:
+                self._spool.drop(run_id)
+
+    def tidy(self) -> None:
+        """Remove what was kept of runs that have ended, where that is put off."""
+        if self._spool is not None:
+            self._spool.tidy()
+
+    # -- the lives before ----------------------------------------------------------
+
+    async def look_around(
+        self, kept: Iterable[Briefs], *, bound_s: float, witness: ProgramWitness | None = None
+    ) -> Survey:
+        """Take over what the lives before have left, and return what is really there.
+
+        Args:
+            kept: what it takes to begin runs that have not ended.
+            bound_s: seconds that a host has to answer.
+            witness: who knows of programs.
+        """
+        for briefs in kept:
+            self.remember(briefs.delegation, briefs.delegation.runs)
+        survey, self._links = await take_survey(
+            self._state,
+            self._engine,
+            epoch=self._epoch,
+            bound_s=bound_s,
+            startable=self._briefs.keys(),
+            on_gone=self._teller,
+            witness=witness,
+        )
+        return survey
+
+    def begin(self) -> None:
+        """Tell of the hosts that died while this life was begun, and of every later one at once."""
+        early, self._early_deaths = self._early_deaths or [], None
+        for host_id, reason in early:
+            self._gone(host_id, reason)
+
+    def _teller(self, host_id: str) -> Callable[[str], None]:
+        """Return what an engine calls, from any thread, when a host dies."""
+
+        def gone(reason: str) -> None:
+            try:
+                self._loop.call_soon_threadsafe(self._gone, host_id, reason)
+            except RuntimeError:
+                logger.debug("host %s died after the loop was closed: %s", host_id, reason)
+
+        return gone
 
     def is_new(self, batch: ReportBatch) -> bool:
         """Tell whether this report batch was not taken before (hosts send again if unsure)."""
@@ -122,6 +187,8 @@ class Dispatcher:
             task.add_done_callback(self._spawning.discard)
         for run_id, process in effects.sweep:
             self._sweep(run_id, process)
+        for machine, node_id in effects.orphans:
+            self._engine.sweep(node_id, 0, 0.0, machine, _no_matter)
         for host_id, reason in effects.kill:
             self._kill(host_id, reason)
         self._notify(effects, payloads)
@@ -138,7 +205,7 @@ class Dispatcher:
             link = self._links.get(host_id)
             if link is not None:
                 self.messages["orders"] += 1
-                link.control(dumps(tuple(batch)))
+                link.control(dumps(OrderBatch(self._epoch, tuple(batch))))
 
     def _start(self, host_id: str, run_ids: list[str]) -> None:
         link = self._links.get(host_id)
@@ -158,7 +225,7 @@ class Dispatcher:
             items.append(self._item(node, brief))
         if items:
             self.messages["starts"] += 1
-            link.start(dumps(StartBatch(env_key, env, agents, tuple(items))))
+            link.start(dumps(StartBatch(env_key, env, agents, tuple(items), self._epoch)))
 
     def _item(self, node: Node, brief: _Brief) -> StartItem:
         run = brief.run
@@ -179,8 +246,11 @@ class Dispatcher:
             after_names=tuple(nodes[name].name if name in nodes else "" for name in node.after),
             deadline_at=node.deadline_at,
             trace=self._trace(node),
+            lineage=node.lineage,
             # Cancelled between the decision and the disk: the host reports it, unbegun.
             cause=node.cause,
+            claims=run.claims,
+            wishes=run.wishes,
         )
 
     def _trace(self, node: Node) -> str:
@@ -191,27 +261,29 @@ class Dispatcher:
         return self._carrier(node.turn_id, turn.trace if turn is not None else "")
 
     async def _spawn(self, host_id: str) -> None:
+        if self._abandoned:
+            return
         host = self._state.hosts.get(host_id)
         resources: dict[str, Any] = {}
         if host is not None and host.resources_key:
             resources = json.loads(host.resources_key)
 
-        def gone(reason: str) -> None:
-            self._loop.call_soon_threadsafe(self._gone, host_id, reason)
-
         try:
-            link = await self._engine.spawn(host_id, resources, gone)
+            link = await self._engine.spawn(host_id, resources, self._teller(host_id), avoid=tuple(self._state.drained))
         except Exception as error:  # a host that cannot be started is gone, whatever the engine says
             logger.warning("host %s did not start: %s", host_id, error)
             self._gone(host_id, str(error))
             return
         self._links[host_id] = link
-        if host_id not in self._state.hosts:
+        if host_id not in self._state.hosts or self._abandoned:
             await self._engine.kill(host_id)
             return
-        self._events.host_ready(host_id, link.pid, link.machine)
+        self._events.host_ready(host_id, link.pid, link.machine, link.node)
 
     def _gone(self, host_id: str, reason: str) -> None:
+        if self._early_deaths is not None:
+            self._early_deaths.append((host_id, reason))
+            return
         self._links.pop(host_id, None)
         self._report_seq.pop(host_id, None)
         if not self._abandoned:
@@ -240,7 +312,8 @@ class Dispatcher:
         """End every host; bounded by the engine, and before that by what spans of agents may take."""
         self._abandoned = True
         if self._carrier is not None and self._links:
-            flushing = [asyncio.ensure_future(link.flush(_FLUSH_S)) for link in self._links.values()]
+            orders = dumps(OrderBatch(self._epoch, (FlushOrder(_FLUSH_S),)))
+            flushing = [asyncio.ensure_future(link.flush(orders)) for link in self._links.values()]
             await asyncio.wait(flushing, timeout=_FLUSH_S)
             for task in flushing:
                 task.cancel()
@@ -257,18 +330,21 @@ class Dispatcher:
             turn = self._state.nodes[turn_id]
             if turn.cause is not None:
                 self._clients.post(turn.client_id, TurnCancelledNotice(turn_id, turn.cause))
+        # After the cancels: whoever waits for an approval sees a cancellation first, and no answer.
+        for owner_id, answered in effects.approvals:
+            self._tell_owner(owner_id, answered)
         for node_id in effects.ended:
             node = self._state.nodes.get(node_id)
             if node is None:
                 continue
-            self._briefs.pop(node_id, None)
+            self.forget((node_id,))
             self._clients.post_end(node.client_id, self.notice(node, payloads.get(node_id)))
 
-    def _tell_owner(self, owner_id: str, claimed: ClaimNotice) -> None:
+    def _tell_owner(self, owner_id: str, notice: Notice) -> None:
         owner = self._state.nodes.get(owner_id)
         if owner is not None:
             client_id = owner.client_id if owner.is_turn else self._clients.of_host(owner.host_id)
-            self._clients.post(client_id, claimed)
+            self._clients.post(client_id, notice)
 
     def notice(self, node: Node, payload: bytes | None) -> EndedNotice:
         """Return the notice of an ended node."""
@@ -285,3 +361,7 @@ class Dispatcher:
             unconfirmed=node.unconfirmed,
             attempt=node.attempt,
         )
+
+
+def _no_matter(gone: bool) -> None:
+    """Take note of nothing: what was not known of has no claim that waits for its end."""

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Engine", "HostLink", "Scheduler", "TimerHandle"]
+from remit.core.messages import HostInventory
+
+__all__ = ["ClusterNode", "Engine", "HostLink", "Scheduler", "TimerHandle"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """One node of the cluster that hosts may run on."""
+
+    id: str
+    """Its id, stable for as long as it is up."""
+    name: str
+    """Name of its machine."""
+    address: str = ""
+    """Network address; may be empty."""
+
+    def is_called(self, text: str) -> bool:
+        """Tell whether a text names this node: its id or the beginning of it, its name or its address."""
+        return text in (self.name, self.address) or (len(text) >= 4 and self.id.startswith(text))
 
 
 class HostLink(Protocol):
@@ -21,6 +40,19 @@ class HostLink(Protocol):
         """Name of the machine that it runs on."""
         ...
 
+    @property
+    def node(self) -> str:
+        """Id of the node of the cluster that it runs on."""
+        ...
+
+    async def inventory(self, epoch: int) -> HostInventory:
+        """Return what the host has; from then on it refuses what lives before `epoch` have sent.
+
+        Raises:
+            RemitError: it does not answer, or serves a later life.
+        """
+        ...
+
     def start(self, batch: bytes) -> None:
         """Send a `StartBatch`."""
         ...
@@ -29,25 +61,46 @@ class HostLink(Protocol):
         """Send control messages; heard also while the host's bodies block."""
         ...
 
-    async def flush(self, timeout_s: float) -> None:
-        """Let the host hand on spans that have ended; returns when it has, or when it is gone."""
+    async def flush(self, orders: bytes) -> None:
+        """Send orders to hand on spans that have ended; returns when that is done, or the host is gone."""
         ...
 
 
 class Engine(Protocol):
     """Starts and ends agent hosts."""
 
-    async def spawn(self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]) -> HostLink:
+    async def spawn(
+        self,
+        host_id: str,
+        resources: Mapping[str, Any],
+        on_gone: Callable[[str], None],
+        *,
+        avoid: Collection[str] = (),
+    ) -> HostLink:
         """Start a host and return once it answers.
 
         Args:
             host_id: its id.
             resources: what the engine was asked for (`num_cpus`, `num_gpus`, `runtime_env`).
             on_gone: called once, from any thread, with the reason when it dies.
+            avoid: ids of nodes of the cluster that it must not run on.
 
         Raises:
             CoordinatorUnavailable: the host could not be started.
         """
+        ...
+
+    async def find(self, host_id: str, on_gone: Callable[[str], None]) -> HostLink | None:
+        """Return the link to a host that an earlier life has started, or None if it is not there.
+
+        Args:
+            host_id: its id.
+            on_gone: as for `spawn`.
+        """
+        ...
+
+    async def nodes(self) -> tuple[ClusterNode, ...]:
+        """Return the nodes of the cluster that are up."""
         ...
 
     async def kill(self, host_id: str) -> None:
@@ -55,19 +108,35 @@ class Engine(Protocol):
         ...
 
     def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
-        """End a tool process whose host died, if it can be reached from here.
+        """End the programs of a run, or of a turn itself, that nobody looks after any more; background ones go on.
 
         Args:
-            run_id: the run that had started it.
-            pid: its process id.
+            run_id: the run or turn that had started them.
+            pid: process id of the one that is known; 0 for none.
             start_time: its start time, as it was reported.
-            machine: where it ran.
-            on_done: called once, from any thread: whether it is proven gone.
+            machine: where they ran; empty for this one.
+            on_done: called once, from any thread: whether they are proven gone.
         """
         ...
 
+    async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
+        """Return which programs of these runs are proven gone: run -> process ids."""
+        ...
+
+    def vouch(self) -> None:
+        """Say that the coordinator is there, to whoever ends the programs of those that are not. Returns at once."""
+        ...
+
+    def release_programs(self) -> None:
+        """End what foreground programs are left: nobody stands behind them any more. Blocks, bounded."""
+        ...
+
     def exit(self) -> None:
-        """End the coordinator's own process, once all is closed."""
+        """End the coordinator's own process for good, once all is closed."""
+        ...
+
+    def abort(self) -> None:
+        """End the coordinator's own process at once; the next life folds what is on the disk."""
         ...
 
 

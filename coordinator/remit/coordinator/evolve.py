@@ -10,6 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from remit.coordinator.conversation import (
+    HANDLERS as CONVERSATION_HANDLERS,
+)
+from remit.coordinator.conversation import (
+    note_cancel,
+    note_progress,
+    note_turn_accepted,
+    note_turn_ended,
+    note_turn_started,
+    note_unfinished,
+)
 from remit.coordinator.state import (
     CancelState,
     HostState,
@@ -25,6 +36,7 @@ from remit.core.errors import InternalError
 from remit.core.events import (
     AttemptEnded,
     AttemptExpired,
+    AttemptMoved,
     CancelQuiet,
     CancelRequested,
     ClaimChanged,
@@ -36,8 +48,10 @@ from remit.core.events import (
     HostBecameReady,
     HostDraining,
     HostGone,
+    HostReported,
     HostRequested,
     KillRequested,
+    NodeDraining,
     ProcessEnded,
     ProcessStarted,
     RunAccepted,
@@ -55,9 +69,13 @@ from remit.core.events import (
 )
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
-from remit.locks import Granted, Queued, event_from_dict
+from remit.locks import Granted, Queued, Released, event_from_dict
 
 __all__ = ["evolve"]
+
+
+CONTINUED = frozenset({"lost", "killed", "timed_out", "moved", "stale_host"})
+"""Ends of an attempt that leave its programs to the next one; after any other a program is started anew."""
 
 
 def evolve(state: WorkspaceState, event: Event) -> WorkspaceState:
@@ -105,12 +123,14 @@ def _leave_host(state: WorkspaceState, node: Node, at: float) -> None:
 
 
 def _limits(event: TurnAccepted | RunAccepted) -> Limits | None:
-    if event.max_depth is event.max_children is event.max_concurrent is None:
+    if event.max_depth is event.max_children is event.max_concurrent is event.max_tokens is event.max_cost is None:
         return None
     return Limits(
         max_depth=event.max_depth,
         max_children=event.max_children,
         max_concurrent=event.max_concurrent,
+        tokens=event.max_tokens,
+        cost=event.max_cost,
     )
 
 
@@ -137,6 +157,10 @@ def _turn_accepted(state: WorkspaceState, event: TurnAccepted) -> None:
     node.deadline_at = event.deadline_at
     node.grace_s = event.grace_s
     node.limits = _limits(event)
+    node.approvals = event.approvals
+    if event.on_failure == "stop":
+        state.fail_fast[node.id] = None
+    note_turn_accepted(state, event)
     state.nodes[node.id] = state.turns[node.id] = node
     state.live_turns += 1
     state.sessions.setdefault(node.session_id, SessionState()).queue.append(node.id)
@@ -150,6 +174,7 @@ def _turn_started(state: WorkspaceState, event: TurnStarted) -> None:
     session.queue.remove(node.id)
     session.active = node.id
     node.started_at = event.at
+    note_turn_started(state, node, event.at)
     node.state = NodeState.RUNNING
 
 
@@ -168,6 +193,10 @@ def _turn_ended(state: WorkspaceState, event: TurnEnded) -> None:
     _end(node, event.outcome, event.cause, event.at)
     node.error_type = event.error_type
     node.error = event.error
+    node.unconfirmed = event.unconfirmed
+    node.salvage = event.salvage
+    state.fail_fast.pop(node.id, None)
+    note_turn_ended(state, node, event)
     state.live_turns -= 1
     session = state.sessions[node.session_id]
     if session.active == node.id:
@@ -201,6 +230,7 @@ def _run_accepted(state: WorkspaceState, event: RunAccepted) -> None:
     node.limits = _limits(event)
     node.arguments = event.arguments
     node.claims = event.claims
+    node.approvals = event.approvals
     state.nodes[node.id] = node
     # A new request is a new try: what kept hosts from starting may be over.
     if state.spawn_failures:
@@ -301,7 +331,10 @@ def _run_resumed(state: WorkspaceState, event: RunResumed) -> None:
 
 
 def _run_progressed(state: WorkspaceState, event: RunProgressed) -> None:
-    state.nodes[event.node_id].preview = event.preview
+    node = state.nodes[event.node_id]
+    node.preview = event.preview
+    if node.is_turn:
+        note_progress(state, node, event.preview)
 
 
 def _run_settling(state: WorkspaceState, event: RunSettling) -> None:
@@ -316,12 +349,18 @@ def _run_settling(state: WorkspaceState, event: RunSettling) -> None:
     node.error = event.error
     node.error_code = event.error_code
     node.traceback = event.traceback
+    if event.preview:
+        node.preview = event.preview
     if node.cause is None:
         node.state = NodeState.SETTLING
 
 
 def _attempt_expired(state: WorkspaceState, event: AttemptExpired) -> None:
     state.nodes[event.node_id].expired_attempt = event.attempt
+
+
+def _attempt_moved(state: WorkspaceState, event: AttemptMoved) -> None:
+    state.nodes[event.node_id].moved_attempt = event.attempt
 
 
 def _attempt_ended(state: WorkspaceState, event: AttemptEnded) -> None:
@@ -336,11 +375,18 @@ def _attempt_ended(state: WorkspaceState, event: AttemptEnded) -> None:
     node.error = event.error
     node.traceback = ""
     _stop_waiting(state, node)
+    if node.processes:
+        # Until they are proven gone the next life has to know of them.
+        node.old_processes = {**(node.old_processes or {}), **node.processes}
     node.processes = None
+    node.effects = None
+    node.own_tokens, node.own_cost = 0, 0.0
+    if event.report not in CONTINUED:
+        node.lineage = event.attempt + 1
     node.state = NodeState.RETRYING
     node.retry_at = event.retry_at
-    # No body was begun, so this attempt is not one of those that the caller allowed.
-    node.retries += event.report == "stale_host"
+    # The body was not begun, or not let go on, so this attempt is not one of those that the caller allowed.
+    node.retries += event.report in ("stale_host", "moved")
     if not node.claims:
         # One with claims asks for them again when it is due.
         state.delayed[node.id] = None
@@ -349,7 +395,13 @@ def _attempt_ended(state: WorkspaceState, event: AttemptEnded) -> None:
 def _claim_changed(state: WorkspaceState, event: ClaimChanged) -> None:
     change = event_from_dict(event.change)
     state.locks.apply(change)
+    if event.expires_at is not None and isinstance(change, Queued):
+        state.claim_deadlines[change.request.claim_id] = event.expires_at
+    elif state.claim_deadlines:
+        state.claim_deadlines.pop(getattr(change, "claim_id", ""), None)
     node = state.nodes.get(event.node_id)
+    if node is not None and node.cause is not None and isinstance(change, Released):
+        node.claims_freed += 1  # for the receipt: what a cancel let others have
     if node is None or node.state not in (NodeState.CLAIMING, NodeState.RETRYING):
         return
     # A run without a body has one claim at most: the one it takes before its slot.
@@ -364,7 +416,10 @@ def _process_started(state: WorkspaceState, event: ProcessStarted) -> None:
     node = state.nodes[event.node_id]
     if node.processes is None:
         node.processes = {}
-    node.processes[event.pid] = ProcessState(event.pid, event.start_time, event.machine, event.program)
+    node.processes[event.pid] = ProcessState(event.pid, event.start_time, event.machine, event.program, event.handle)
+    if node.old_processes is not None:
+        # An earlier attempt's, found again by its key.
+        node.old_processes.pop(event.pid, None)
 
 
 def _process_ended(state: WorkspaceState, event: ProcessEnded) -> None:
@@ -373,6 +428,8 @@ def _process_ended(state: WorkspaceState, event: ProcessEnded) -> None:
     node.processes_left += event.survivors
     if node.processes is not None and not event.survivors:
         node.processes.pop(event.pid, None)
+    if node.old_processes is not None and not event.survivors:
+        node.old_processes.pop(event.pid, None)
 
 
 def _effect_uncertain(state: WorkspaceState, event: EffectUncertain) -> None:
@@ -403,6 +460,8 @@ def _run_ended(state: WorkspaceState, event: RunEnded) -> None:
             parent.live_children.pop(node.id, None)
         if event.outcome is not Outcome.SUCCEEDED:
             parent.bad_children += 1
+            if parent.is_turn:
+                note_unfinished(state, parent, node, event)
     if node.dependents and event.outcome is Outcome.SUCCEEDED:
         _satisfy(state, node.dependents)
 
@@ -430,6 +489,8 @@ def _end(node: Node, outcome: Outcome, cause: Cause | None, at: float) -> None:
 
 def _cancel_requested(state: WorkspaceState, event: CancelRequested) -> None:
     target = state.nodes[event.node_id]
+    if target.is_turn:
+        note_cancel(state, target, event)
     for node in state.subtree(target):
         if node.cause is None:
             node.cause = event.cause
@@ -478,6 +539,7 @@ def _host_ready(state: WorkspaceState, event: HostBecameReady) -> None:
         host.ready = True
         host.pid = event.pid
         host.machine = event.machine
+        host.node = event.node
         host.idle_since = event.at
         state.spawn_failures.pop(host.resources_key, None)
 
@@ -496,6 +558,19 @@ def _host_gone(state: WorkspaceState, event: HostGone) -> None:
         state.spawn_failures[host.resources_key] = (count + 1, event.reason)
 
 
+def _host_reported(state: WorkspaceState, event: HostReported) -> None:
+    host = state.hosts.get(event.node_id)
+    if host is not None:
+        host.reported = event.seq
+
+
+def _node_draining(state: WorkspaceState, event: NodeDraining) -> None:
+    if event.undone:
+        state.drained.pop(event.node_id, None)
+    else:
+        state.drained[event.node_id] = event.reason
+
+
 def _nothing(state: WorkspaceState, event: Event) -> None:
     """Take note only: the event is there for people and for receipts."""
 
@@ -503,6 +578,7 @@ def _nothing(state: WorkspaceState, event: Event) -> None:
 _HANDLERS: dict[type[Event], Callable[[WorkspaceState, Any], None]] = {
     AttemptEnded: _attempt_ended,
     AttemptExpired: _attempt_expired,
+    AttemptMoved: _attempt_moved,
     CancelQuiet: _cancel_quiet,
     CancelRequested: _cancel_requested,
     ClaimChanged: _claim_changed,
@@ -513,8 +589,10 @@ _HANDLERS: dict[type[Event], Callable[[WorkspaceState, Any], None]] = {
     HostBecameReady: _host_ready,
     HostDraining: _host_draining,
     HostGone: _host_gone,
+    HostReported: _host_reported,
     HostRequested: _host_requested,
     KillRequested: _kill_requested,
+    NodeDraining: _node_draining,
     ProcessEnded: _process_ended,
     ProcessStarted: _process_started,
     RunAccepted: _run_accepted,
@@ -529,4 +607,5 @@ _HANDLERS: dict[type[Event], Callable[[WorkspaceState, Any], None]] = {
     TurnEnded: _turn_ended,
     TurnSettling: _turn_settling,
     TurnStarted: _turn_started,
+    **CONVERSATION_HANDLERS,
 }

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from remit.coordinator.briefs import BriefSpool
 from remit.coordinator.decider import Decider
 from remit.coordinator.engine import Engine, TimerHandle
-from remit.coordinator.evolve import evolve
+from remit.coordinator.folding import fold_journal
+from remit.coordinator.redaction import load_redaction
 from remit.coordinator.service import CoordinatorService, ServiceOptions
 from remit.coordinator.state import WorkspaceState
+from remit.coordinator.survey import ProgramWitness
 from remit.coordinator.transaction import Settings
 from remit.core.clock import Clock, SystemClock
 from remit.core.events import decode_event
-from remit.journal import Journal, JournalReader, SqliteJournal
+from remit.journal import Journal, JournalReader, journal_location, open_journal
 from remit.telemetry.recorder import Recorder, Sink
 from remit.telemetry.settings import TelemetrySettings
 from remit.telemetry.setup import open_recorder
 
-__all__ = ["Life", "LoopScheduler", "fold", "journal_path"]
+__all__ = ["Life", "LoopScheduler", "fold", "journal_path", "stored_payloads"]
 
 
 def journal_path(workspace: str | Path) -> Path:
-    """Return where a workspace's journal is."""
+    """Return where a workspace's journal is, unless it was put into a database."""
     return Path(workspace) / ".remit" / "journal.db"
 
 
@@ -34,10 +37,31 @@ def fold(reader: JournalReader) -> WorkspaceState:
     Raises:
         JournalError: it cannot be read, or holds events of a newer version.
     """
-    state = WorkspaceState()
-    for record in reader.read():
-        evolve(state, decode_event(record.kind, record.node_id, record.turn_id, record.data))
-    return state
+    return fold_journal(reader).state
+
+
+def stored_payloads(reader: JournalReader, state: WorkspaceState) -> dict[str, bytes]:
+    """Return what bodies of runs that have not ended have returned or handed over so far.
+
+    Raises:
+        JournalError: it cannot be read.
+    """
+    found: dict[str, bytes] = {}
+    for node in state.nodes.values():
+        if node.is_turn or node.is_ended or not (node.report or node.preview):
+            continue
+        kind = ""
+        # What an earlier attempt handed over is not this one's.
+        for record in reader.read(node_id=node.id, kinds=("run_progressed", "run_settling", "attempt_ended")):
+            kind = record.kind
+        payload = reader.payload(node.id, kind) if kind in ("run_progressed", "run_settling") else None
+        if payload is not None:
+            found[node.id] = payload
+    return found
+
+
+def _live_runs(state: WorkspaceState) -> frozenset[str]:
+    return frozenset(node.id for node in state.nodes.values() if not node.is_turn and not node.is_ended)
 
 
 def _prime(recorder: Recorder, reader: JournalReader, state: WorkspaceState) -> None:
@@ -70,6 +94,7 @@ class Life:
 
     service: CoordinatorService
     journal: Journal
+    spool: BriefSpool
     recorder: Recorder | None = None
     """Makes spans of what is decided; closed with the service."""
 
@@ -83,6 +108,7 @@ class Life:
         scheduler: LoopScheduler,
         on_busy: Callable[[], None] | None = None,
         journal: Journal | None = None,
+        witness: ProgramWitness | None = None,
         telemetry: TelemetrySettings | None = None,
         sinks: Sequence[Sink] = (),
     ) -> Life:
@@ -95,33 +121,47 @@ class Life:
             scheduler: timers and the clock behind them.
             on_busy: called now and then while somebody needs this coordinator.
             journal: an open journal; the workspace's own by default.
+            witness: who knows what became of programs while no coordinator was there.
             telemetry: what spans and metrics are made; none by default.
             sinks: further places that they go to.
 
         Raises:
             JournalError: the journal cannot be opened, or belongs to another coordinator.
+            InvalidArgument: the workspace's rules of redaction do not hold.
         """
+        # Before anything is written: rules that cannot be read must not mean that nothing is hidden.
+        rules = await asyncio.to_thread(load_redaction, options.workspace)
+        if rules is not None:
+            settings = replace(settings, redaction=rules)
         if journal is None:
-            journal = await asyncio.to_thread(SqliteJournal.open, journal_path(options.workspace))
+            journal = await asyncio.to_thread(open_journal, journal_location(options.workspace))
         reader = journal.reader()
-        recorder = open_recorder(
-            telemetry or TelemetrySettings.off(), options.workspace, now=scheduler.clock.now, extra=sinks
-        )
         try:
-            state = await asyncio.to_thread(fold, reader)
+            folded = await asyncio.to_thread(fold_journal, reader)
+            payloads = await asyncio.to_thread(stored_payloads, reader, folded.state)
+            recorder = open_recorder(
+                telemetry or TelemetrySettings.off(), options.workspace, now=scheduler.clock.now, extra=sinks
+            )
             if recorder is not None:
-                await asyncio.to_thread(_prime, recorder, reader, state)
+                await asyncio.to_thread(_prime, recorder, reader, folded.state)
         finally:
             reader.close()
+        spool, kept = await asyncio.to_thread(
+            BriefSpool.open, Path(options.workspace) / ".remit" / "briefs", journal.epoch, _live_runs(folded.state)
+        )
         service = CoordinatorService(
             options,
             journal=journal,
             engine=engine,
             clock=scheduler.clock,
             scheduler=scheduler,
-            decider=Decider(settings=settings, state=state),
+            decider=Decider(settings=settings, state=folded.state, payloads=payloads),
+            tail=folded.tail,
             on_busy=on_busy,
+            spool=spool,
+            kept=kept,
+            witness=witness,
             recorder=recorder,
         )
         await service.start()
-        return cls(service, journal, recorder)
+        return cls(service, journal, spool, recorder)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from remit.core.messages import Notice, OpenClient, PollReply
@@ -45,6 +46,8 @@ class Mailboxes:
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
         self._watchers: dict[str, set[str]] = {}
+        self._expected: dict[str, float] = {}
+        """Clients of the life before, which have until then to come back."""
 
     def __len__(self) -> int:
         """Return how many clients are connected."""
@@ -62,10 +65,27 @@ class Mailboxes:
     def open(self, request: OpenClient, now: float) -> None:
         """Take in a client; one that is known keeps its mailbox."""
         client = self._clients.get(request.client_id)
+        self._expected.pop(request.client_id, None)
         if client is None:
             self._clients[request.client_id] = Client(request, now)
         else:
             client.last_seen = now
+
+    def expect(self, client_ids: Iterable[str], until: float) -> None:
+        """Give clients of the life before time to come back; then they count as gone.
+
+        Args:
+            client_ids: who held turns.
+            until: in seconds since 1970.
+        """
+        self._expected.update(dict.fromkeys(client_ids, until))
+
+    def overdue(self, now: float) -> list[str]:
+        """Return, once, the clients that have not come back in time."""
+        found = [client_id for client_id, until in self._expected.items() if until < now]
+        for client_id in found:
+            del self._expected[client_id]
+        return found
 
     def drop(self, client_id: str) -> None:
         """Forget a client and release its poll."""

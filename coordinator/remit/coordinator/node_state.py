@@ -21,15 +21,15 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from remit.coordinator.node_processes import ProcessIdentity
 from remit.core.errors import CoordinatorUnavailable
+from remit.processes.place import default_state_dir, unsafe_reason
 
 __all__ = ["NodeRecord", "StateDir", "default_state_dir"]
 
@@ -94,19 +94,6 @@ class NodeRecord:
             raise ValueError(f"not a node record: {error}") from error
 
 
-def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Return `$REMIT_STATE_DIR`, else `/tmp/remit-<uid>`.
-
-    `/tmp` and not the user's own directory, because a socket's path must stay
-    under 108 bytes.
-
-    Args:
-        environ: the environment; None means `os.environ`.
-    """
-    chosen = (os.environ if environ is None else environ).get("REMIT_STATE_DIR", "").strip()
-    return Path(chosen).absolute() if chosen else Path(f"/tmp/remit-{os.geteuid()}")
-
-
 class StateDir:
     """The directory of one local node.
 
@@ -152,21 +139,13 @@ class StateDir:
                 link, or others may enter it.
         """
         try:
-            found = self.path.lstat()
+            reason = unsafe_reason(self.path)
         except FileNotFoundError:
             return False
         except OSError as error:
             raise self._unusable(str(error)) from error
-        if stat.S_ISLNK(found.st_mode):
-            raise self._unusable("it is a symbolic link")
-        if not stat.S_ISDIR(found.st_mode):
-            raise self._unusable("it is not a directory")
-        if found.st_uid != os.geteuid():
-            raise self._unusable(f"it belongs to user {found.st_uid}, not to user {os.geteuid()}")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            raise self._unusable(
-                f"others may enter it (mode {stat.S_IMODE(found.st_mode):04o}); run `chmod 700 {self.path}`"
-            )
+        if reason is not None:
+            raise self._unusable(reason)
         return True
 
     def create(self) -> None:

@@ -3,7 +3,9 @@
 Measured with Ray 2.60, and why this looks as it does: each concurrency group of an
 async actor has its own thread and event loop, so `control` is heard while bodies
 block the main one; `ray.cancel` is never used, since async actors lose cancels
-that come too early; a dead actor is noticed by a call that is parked in it.
+that come too early; a dead actor is noticed by a call that is parked in it. A call
+to an actor that is being restarted fails with `ActorUnavailableError`, to one that
+is gone for good with `ActorDiedError`.
 """
 
 from __future__ import annotations
@@ -16,20 +18,23 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import ray as _ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
+from remit.agents.collector import tune_collector
+from remit.coordinator.engine import ClusterNode
 from remit.coordinator.life import Life, LoopScheduler
+from remit.coordinator.programs import Programs
 from remit.coordinator.service import ServiceOptions
 from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
 from remit.core.limits import Limits
-from remit.core.messages import FlushOrder, dumps
+from remit.core.messages import HostInventory
 from remit.telemetry.settings import TelemetrySettings, forwarded
 
 __all__ = ["RayLink", "connect", "coordinator_name", "disconnect", "find_coordinator"]
@@ -42,18 +47,34 @@ logger = logging.getLogger("remit.ray")
 NAMESPACE = "remit"
 _MANY = 100_000
 """Parked calls an actor may hold: one poll a client, one watch a host."""
+_SWEEP_S = 60.0
 _SPAWN_TIMEOUT_S = 120.0
+_END_S = 5.0
+"""Seconds that the bodies of a host have that ends itself."""
 
 
 def coordinator_name(workspace: str) -> str:
     """Return the name of a workspace's coordinator actor."""
-    return "coordinator-" + hashlib.sha256(workspace.encode()).hexdigest()[:16]
+    return "coordinator-" + _workspace_key(workspace)
+
+
+def _workspace_key(workspace: str) -> str:
+    return hashlib.sha256(workspace.encode()).hexdigest()[:16]
+
+
+def host_name(workspace: str, host_id: str) -> str:
+    """Return the name of an agent host's actor; its id is in the journal, so any life finds it again."""
+    return f"host-{_workspace_key(workspace)}-{host_id}"
 
 
 class RayLink:
     """A link to a coordinator actor; see `remit.agents.link.Link`."""
 
     def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def point_to(self, actor: Any) -> None:
+        """Send to another actor from now on: the coordinator was begun anew under its name."""
         self._actor = actor
 
     def submit(self, method: str, blob: bytes) -> Future[bytes]:
@@ -91,7 +112,8 @@ class RayLink:
 def _unavailable(error: BaseException) -> CoordinatorUnavailable:
     text = str(error).strip().splitlines()
     return CoordinatorUnavailable(
-        f"the coordinator cannot be reached ({type(error).__name__}" + (f": {text[0]}" if text else "") + ")"
+        f"the coordinator cannot be reached ({type(error).__name__}" + (f": {text[0]}" if text else "") + ")",
+        for_good=isinstance(error, ActorDiedError),
     )
 
 
@@ -105,19 +127,31 @@ class HostShell:
         self, host_id: str, coordinator: Any, workspace: str, max_result_bytes: int, environment: Mapping[str, str]
     ) -> None:
         from remit.agents.host import AgentHost
+        from remit.agents.lifeline import Lifeline
 
         os.environ.update(environment)
-
+        tune_collector()
+        self._link = RayLink(coordinator)
         self._host = AgentHost(
             host_id,
-            RayLink(coordinator),
+            self._link,
             workspace=Path(workspace),
             max_result_bytes=max_result_bytes,
+            node=ray.get_runtime_context().get_node_id(),
         )
+        self._lifeline = Lifeline(host_id, self._link, self._left_alone)
+        self._host.lease_left = self._lifeline.left
+        self._lifeline.start()
 
-    async def hello(self) -> tuple[int, str]:
-        """Say that this host is up: its process id and machine."""
-        return self._host.pid, self._host.machine
+    def _left_alone(self, reason: str) -> None:
+        """End this process and its work: nobody will ever ask for it."""
+        self._host.end(reason, _END_S)
+        # Not by a call to Ray: whatever has taken the coordinator away may have taken that too.
+        os._exit(0)
+
+    async def hello(self) -> tuple[int, str, str]:
+        """Say that this host is up: its process id, machine and node."""
+        return self._host.pid, self._host.machine, self._host.node
 
     async def start(self, blob: bytes) -> None:
         """Begin attempts, in the loop that their bodies run in."""
@@ -128,6 +162,14 @@ class HostShell:
         """Take orders, in a thread of their own."""
         self._host.control(blob)
 
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator,unused-ignore]
+    async def inventory(self, epoch: int, coordinator: Any) -> HostInventory:
+        """Say what is here and serve this life of the coordinator, in a thread of their own."""
+        found = self._host.inventory(epoch)
+        self._link.point_to(coordinator)
+        self._lifeline.renew()
+        return found
+
     @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator,unused-ignore]
     async def forever(self) -> None:
         """Stay until this process is gone: whoever waits for this hears of its death."""
@@ -137,10 +179,17 @@ class HostShell:
 class RayHostLink:
     """The coordinator's way to one host."""
 
-    def __init__(self, actor: Any, pid: int, machine: str) -> None:
+    def __init__(self, actor: Any, coordinator: Any, pid: int = 0, machine: str = "", node: str = "") -> None:
         self._actor = actor
+        self._coordinator = coordinator
         self.pid = pid
         self.machine = machine
+        self.node = node
+
+    async def inventory(self, epoch: int) -> HostInventory:
+        """Ask what is there; the host answers to this coordinator from then on."""
+        found: HostInventory = await _get(self._actor.inventory.remote(epoch, self._coordinator))
+        return found
 
     def start(self, batch: bytes) -> None:
         """Send a batch of attempts."""
@@ -150,14 +199,14 @@ class RayHostLink:
         """Send orders."""
         self._actor.control.remote(orders)
 
-    async def flush(self, timeout_s: float) -> None:
-        """Let the host hand on spans that have ended; returns when it has, or when it is gone."""
+    async def flush(self, orders: bytes) -> None:
+        """Send orders to hand on spans that have ended; returns when that is done, or the host is gone."""
         with contextlib.suppress(RayError):
-            await _get(self._actor.control.remote(dumps((FlushOrder(timeout_s),))))
+            await _get(self._actor.control.remote(orders))
 
 
 class RayEngine:
-    """Hosts as Ray actors, owned by the coordinator actor: they die with it."""
+    """Hosts as named, detached Ray actors: they outlive this process, and their lease ends them."""
 
     def __init__(self, workspace: str, max_result_bytes: int) -> None:
         self._workspace = workspace
@@ -166,16 +215,27 @@ class RayEngine:
         self._watches: set[asyncio.Task[None]] = set()
         self._me = ray.get_runtime_context().current_actor
         self._machine = socket.gethostname()
+        self._programs = Programs(workspace)
 
-    async def spawn(self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]) -> RayHostLink:
+    async def spawn(
+        self,
+        host_id: str,
+        resources: Mapping[str, Any],
+        on_gone: Callable[[str], None],
+        *,
+        avoid: Collection[str] = (),
+    ) -> RayHostLink:
         """Start a host actor and wait until it answers."""
         _check_feasible(resources)
         options = {"num_cpus": 0, **resources}
+        if avoid:
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(avoid)})"}
         actor = (
             ray.remote(concurrency_groups={"control": 64, "watch": 8})(HostShell)
             .options(
-                name=f"host-{host_id}",
+                name=host_name(self._workspace, host_id),
                 namespace=NAMESPACE,
+                lifetime="detached",
                 max_concurrency=_MANY,
                 max_restarts=0,
                 max_task_retries=0,
@@ -185,15 +245,39 @@ class RayEngine:
         )
         self._hosts[host_id] = actor
         try:
-            pid, machine = await asyncio.wait_for(_get(actor.hello.remote()), _SPAWN_TIMEOUT_S)
+            pid, machine, node = await asyncio.wait_for(_get(actor.hello.remote()), _SPAWN_TIMEOUT_S)
         except Exception as error:  # Ray raises many kinds; the host is not there, whatever it was
             self._hosts.pop(host_id, None)
             ray.kill(actor)
             raise CoordinatorUnavailable(f"agent host did not start: {error}") from error
+        self._begin_watch(host_id, actor, on_gone)
+        return RayHostLink(actor, self._me, pid, machine, node)
+
+    async def find(self, host_id: str, on_gone: Callable[[str], None]) -> RayHostLink | None:
+        """Return the link to a host actor of an earlier life, by its name."""
+        name = host_name(self._workspace, host_id)
+        try:
+            # It asks the head of the cluster and blocks meanwhile.
+            actor = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
+        except ValueError:
+            return None
+        self._hosts[host_id] = actor
+        self._begin_watch(host_id, actor, on_gone)
+        return RayHostLink(actor, self._me)
+
+    async def nodes(self) -> tuple[ClusterNode, ...]:
+        """Return the living nodes of the cluster."""
+        found: list[dict[str, Any]] = await asyncio.to_thread(ray.nodes)
+        return tuple(
+            ClusterNode(node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"])
+            for node in found
+            if node["Alive"]
+        )
+
+    def _begin_watch(self, host_id: str, actor: Any, on_gone: Callable[[str], None]) -> None:
         watch = asyncio.get_running_loop().create_task(self._watch(host_id, actor, on_gone))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
-        return RayHostLink(actor, pid, machine)
 
     async def _watch(self, host_id: str, actor: Any, on_gone: Callable[[str], None]) -> None:
         """Wait for a host's death and tell of it once."""
@@ -202,6 +286,9 @@ class RayEngine:
             await _get(actor.forever.remote())
         except RayError as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else reason
+            if not isinstance(error, ActorDiedError):
+                # Out of reach is not dead: what is settled without it must not go on.
+                ray.kill(actor, no_restart=True)
         self._hosts.pop(host_id, None)
         on_gone(reason)
 
@@ -212,18 +299,48 @@ class RayEngine:
             ray.kill(actor, no_restart=True)
 
     def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
-        """End a tool process that a dead host left on this machine."""
-        if machine != self._machine:
-            logger.warning("process %d of %s is on %s and out of reach", pid, run_id, machine)
-            on_done(False)
+        """End the programs of a run or turn, on this machine or on another one of the cluster."""
+        if machine in ("", self._machine):
+
+            def end() -> None:
+                on_done(self._programs.end(run_id))
+
+            threading.Thread(target=end, name="remit-sweep", daemon=True).start()
             return
-        threading.Thread(
-            target=_sweep, args=(run_id, pid, start_time, on_done), name="remit-sweep", daemon=True
-        ).start()
+        task = asyncio.get_running_loop().create_task(self._end_there(run_id, machine, on_done))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _end_there(self, run_id: str, machine: str, on_done: Callable[[bool], None]) -> None:
+        """End the programs of a run where they are; a node that is gone proves nothing."""
+        there = next((node for node in await self.nodes() if node.name == machine), None)
+        gone = False
+        if there is not None:
+            try:
+                gone = await asyncio.wait_for(_get(_end_programs_on(there.id, self._workspace, run_id)), _SWEEP_S)
+            except Exception as error:  # Ray raises many kinds; nothing is proven, whatever it was
+                logger.warning("programs of %s on %s are out of reach: %s", run_id, machine, error)
+        on_done(gone)
+
+    async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
+        """Ask the daemon of this machine."""
+        return await asyncio.to_thread(self._programs.gone, runs)
+
+    def vouch(self) -> None:
+        """Tell the daemon of this machine that the coordinator is there."""
+        self._programs.vouch()
+
+    def release_programs(self) -> None:
+        """End what foreground programs are left on this machine."""
+        self._programs.release()
 
     def exit(self) -> None:
         """End this coordinator's process for good."""
         ray.kill(self._me, no_restart=True)
+
+    def abort(self) -> None:
+        """End this coordinator's process; Ray begins it again, and the journal is read from the disk."""
+        os._exit(1)
 
 
 def _check_feasible(resources: Mapping[str, Any]) -> None:
@@ -235,13 +352,15 @@ def _check_feasible(resources: Mapping[str, Any]) -> None:
             raise CoordinatorUnavailable(f"an agent asks for {option}={wanted} and the cluster has {there:g} in all")
 
 
-def _sweep(run_id: str, pid: int, start_time: float, on_done: Callable[[bool], None]) -> None:
-    from remit.processes.sweep import sweep
+def _end_programs_on(node_id: str, workspace: str, run_id: str) -> Any:
+    """Begin to end the programs of a run on another node; return the reference of whether that is proven."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    report = sweep(pid, start_time, token=run_id)
-    if report.survivors:
-        logger.error("processes of %s could not be stopped: %s", run_id, report.survivors)
-    on_done(not report.survivors)
+    def end() -> bool:
+        return Programs(workspace).end(run_id)
+
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(num_cpus=0, max_retries=0)(end).options(scheduling_strategy=strategy).remote()
 
 
 async def _get(ref: Any) -> Any:
@@ -264,12 +383,17 @@ class CoordinatorShell:
         life = self._life or await self._begin()
         return await life.service.call(method, blob)
 
+    def options(self) -> ServiceOptions:
+        """Return how this coordinator behaves."""
+        return ServiceOptions(workspace=self._workspace, idle_exit_s=_idle_exit_s())
+
     async def _begin(self) -> Life:
         if self._beginning is None:
             self._beginning = asyncio.Lock()
+            tune_collector()
         async with self._beginning:
             if self._life is None:
-                options = ServiceOptions(workspace=self._workspace, idle_exit_s=_idle_exit_s())
+                options = self.options()
                 engine = RayEngine(self._workspace, self._settings.max_result_bytes)
                 self._life = await Life.begin(
                     options,
@@ -365,13 +489,20 @@ def is_connected() -> bool:
     return bool(ray.is_initialized())
 
 
-def find_coordinator(workspace: str, limits: Limits | None = None, *, create: bool = True) -> RayLink | None:
+def find_coordinator(
+    workspace: str,
+    limits: Limits | None = None,
+    *,
+    create: bool = True,
+    shell: type[CoordinatorShell] = CoordinatorShell,
+) -> RayLink | None:
     """Return a link to a workspace's coordinator, started if need be on this machine.
 
     Args:
         workspace: absolute path.
         limits: bounds for a coordinator that is started; one that runs keeps its own.
         create: whether one is started.
+        shell: the actor's class; for tests.
 
     Returns:
         The link, or None if there is no coordinator and none was asked for.
@@ -386,7 +517,7 @@ def find_coordinator(workspace: str, limits: Limits | None = None, *, create: bo
 
     here = ray.get_runtime_context().get_node_id()
     actor = (
-        ray.remote(CoordinatorShell)
+        ray.remote(shell)
         .options(
             name=name,
             namespace=NAMESPACE,

@@ -11,16 +11,24 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
+from remit.coordinator.briefs import Briefs, BriefSpool
+from remit.coordinator.claiming import missed_notice
+from remit.coordinator.closing import Closing, Steps
 from remit.coordinator.decider import Decider, Decision
+from remit.coordinator.desk import Desk, approval_notice
 from remit.coordinator.dispatch import Dispatcher
-from remit.coordinator.engine import Engine, Scheduler, TimerHandle
+from remit.coordinator.engine import ClusterNode, Engine, Scheduler, TimerHandle
+from remit.coordinator.folding import past_node
 from remit.coordinator.mailbox import Mailboxes
-from remit.coordinator.transaction import Settings
+from remit.coordinator.snapshotting import Snapshots
+from remit.coordinator.state import Node, WorkspaceState
+from remit.coordinator.survey import ProgramWitness
+from remit.coordinator.transaction import Effects, Settings
 from remit.coordinator.views import (
     NodeView,
     TreeView,
@@ -31,6 +39,7 @@ from remit.coordinator.views import (
 )
 from remit.core.clock import Clock
 from remit.core.errors import (
+    CoordinatorClosing,
     CoordinatorUnavailable,
     InternalError,
     JournalError,
@@ -49,6 +58,8 @@ from remit.core.messages import (
     ClaimCheck,
     ClientOpened,
     DelegateRequest,
+    DrainAnswer,
+    DrainRequest,
     FinishTurn,
     GiveUpClaim,
     Notice,
@@ -71,6 +82,10 @@ logger = logging.getLogger("remit.coordinator")
 
 _LAST_SPANS_S = 1.0
 """Seconds for the last spans of a coordinator whose journal has failed."""
+_AFTER_THE_END = frozenset({"shutdown", "poll", "close_client"})
+"""Requests that a closed coordinator still answers: they change nothing."""
+_JOURNAL_S = 4.5
+"""Seconds that the journal may take to close; within the bound of a closing's resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,12 @@ class ServiceOptions:
     """End when nobody has needed the coordinator for this long; None for never."""
     housekeeping_s: float = 0.5
     """How often lapsed clients and idle hosts are looked for."""
+    ask_hosts_s: float = 10.0
+    """Seconds that the hosts of an earlier life have to say what they have."""
+    come_back_s: float = 10.0
+    """Seconds that the holders of turns have to come back after a restart."""
+    failpoint: Callable[[Sequence[str]], bool] | None = None
+    """For tests: gets the kinds of the events that have become durable; true ends this life before their effects."""
 
 
 @dataclass(slots=True)
@@ -106,6 +127,10 @@ class CoordinatorService:
         scheduler: timers on that clock.
         decider: with the state folded from the journal.
         on_busy: called now and then while somebody needs this coordinator.
+        spool: keeps what it takes to begin runs for later lives; None for not at all.
+        kept: what earlier lives have kept.
+        tail: records that the journal holds behind its latest snapshot.
+        witness: who knows what became of programs while no coordinator was there.
         recorder: makes spans of what is decided; closed with this object. None for no spans.
     """
 
@@ -119,6 +144,10 @@ class CoordinatorService:
         scheduler: Scheduler,
         decider: Decider | None = None,
         on_busy: Callable[[], None] | None = None,
+        spool: BriefSpool | None = None,
+        kept: Sequence[Briefs] = (),
+        tail: int = 0,
+        witness: ProgramWitness | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self._options = options
@@ -129,9 +158,20 @@ class CoordinatorService:
         self._decider = decider or Decider(settings=Settings())
         self._on_busy = on_busy
         self._clients = Mailboxes()
+        self._spool = spool
+        self._kept = kept
+        self._witness: ProgramWitness = witness or self._ask_engine
         self._recorder = recorder
-        carrier = None if recorder is None else recorder.carrier
-        self._dispatch = Dispatcher(self._decider.state, engine, self._clients, self, carrier=carrier)
+        self._dispatch = Dispatcher(
+            self._decider.state,
+            engine,
+            self._clients,
+            self,
+            epoch=journal.epoch,
+            spool=spool,
+            carrier=None if recorder is None else recorder.carrier,
+        )
+        self._snapshots = Snapshots(journal, self._decider.state, tail=tail)
         self._commits: deque[_Commit] = deque()
         self._quiet_waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._timer: TimerHandle | None = None
@@ -139,8 +179,12 @@ class CoordinatorService:
         self._housekeeper: TimerHandle | None = None
         self._busy_at = clock.now()
         self._broken: JournalError | None = None
+        self._died = False
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._closers: set[asyncio.Task[bool]] = set()
+        self.closing = Closing(self._closing_steps(), clock)
+        """The way down; see `close`."""
         self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "open_client": self._open_client,
             "poll": self._poll,
@@ -156,6 +200,8 @@ class CoordinatorService:
             "locks": self._locks,
             "cancel_status": self._cancel_status,
             "report": self._report,
+            "host_alive": self._host_alive,
+            "drain": self._drain_node,
             "subscribe": self._subscribe,
             "tree": self._tree,
             "node": self._node,
@@ -163,13 +209,28 @@ class CoordinatorService:
             "runs": self._runs,
             "statistics": self._statistics,
             "shutdown": self._shutdown,
+            **Desk(self._decider, clock, self._commit).methods(),
         }
 
     async def start(self) -> None:
-        """Begin this life: journal it and settle what an earlier one left."""
-        decision = self._decider.start(self._journal.epoch, os.getpid(), self._clock.now())
-        await self._commit(decision)
-        self._keep_house()
+        """Begin this life: ask what is really there, journal it, and settle what an earlier one left.
+
+        Bounded by `ask_hosts_s` and the disk. Requests are for afterwards.
+        """
+        bound_s = self._options.ask_hosts_s
+        survey = await self._dispatch.look_around(self._kept, bound_s=bound_s, witness=self._witness)
+        self._kept = ()
+        now = self._clock.now()
+        turns = self._decider.state.turns.values()
+        self._clients.expect({t.client_id for t in turns if not t.is_ended}, now + self._options.come_back_s)
+        await self._commit(self._decider.start(self._journal.epoch, os.getpid(), now, survey))
+        self._dispatch.begin()
+        if not self.closing.has_begun:
+            self._keep_house()
+
+    async def _ask_engine(self, runs: Collection[Node]) -> Mapping[str, frozenset[int]]:
+        """Ask who has seen the ends of programs that hosts could not tell of."""
+        return await self._engine.programs_gone([run.id for run in runs])
 
     async def call(self, method: str, blob: bytes) -> bytes:
         """Carry out one request of a client or host.
@@ -182,6 +243,8 @@ class CoordinatorService:
         try:
             if handler is None:
                 raise InternalError(f"the coordinator has no method {method!r}")
+            if self._closed.is_set() and method not in _AFTER_THE_END:
+                raise CoordinatorClosing("the coordinator of this workspace has closed; open the workspace again")
             return dumps(("ok", await handler(loads(blob))))
         except (RemitError, TurnCancelled) as error:
             return dumps(("error", error))
@@ -194,6 +257,8 @@ class CoordinatorService:
     def _commit(self, decision: Decision) -> asyncio.Future[Any]:
         """Journal a decision; the returned future resolves when its effects are on their way."""
         waiter: asyncio.Future[Any] = self._loop.create_future()
+        if self._died:
+            return waiter
         if self._broken is not None:
             waiter.set_exception(self._broken)
             return waiter
@@ -213,6 +278,7 @@ class CoordinatorService:
             for event, payload in decision.events
         ]
         written = self._journal.append(records)
+        self._snapshots.count(len(records))
         self._commits.append(_Commit(written, decision, waiter))
         if written.done():
             self._drain()
@@ -244,14 +310,16 @@ class CoordinatorService:
         if self._broken is not None:
             return
         self._broken = error if isinstance(error, JournalError) else JournalError(f"the journal failed: {error}")
-        logger.error("the journal failed, the coordinator ends: %s", error)
+        logger.error("the journal failed, this life of the coordinator ends: %s", error)
         self._dispatch.abandon()
         self._clients.release_all()
         if self._recorder is not None:
             self._recorder.close(_LAST_SPANS_S)
-        self._engine.exit()
+        self._engine.abort()
 
     def _apply(self, decision: Decision, waiter: asyncio.Future[Any] | None) -> None:
+        if self._died_at(decision):
+            return
         payloads = {
             event.node_id: payload for event, payload in decision.events if payload is not None and event.terminal
         }
@@ -268,6 +336,22 @@ class CoordinatorService:
             else:
                 waiter.set_result(decision.answer)
         self._arm()
+
+    def _died_at(self, decision: Decision) -> bool:
+        """Tell whether this life is over: a test has let it die between the disk and the effects."""
+        failpoint = self._options.failpoint
+        if not self._died and failpoint is not None:
+            self._died = failpoint([event.kind for event, _ in decision.events])
+        if self._died:
+            self._dispatch.abandon()
+        return self._died
+
+    def _all_durable(self) -> asyncio.Future[Any]:
+        """Return a future that resolves when everything decided so far is on the disk.
+
+        Whoever is told of what is only in memory would be told of what a crash takes back.
+        """
+        return self._commit(Decision([], Effects()))
 
     def _arm(self) -> None:
         """Set the one timer to whatever is due next."""
@@ -293,9 +377,9 @@ class CoordinatorService:
 
     # -- hosts, for the dispatcher -------------------------------------------------
 
-    def host_ready(self, host_id: str, pid: int, machine: str) -> None:
+    def host_ready(self, host_id: str, pid: int, machine: str, node: str) -> None:
         """A host that was asked for answers."""
-        self._decide(self._decider.host_ready(host_id, pid, machine, self._clock.now()))
+        self._decide(self._decider.host_ready(host_id, pid, machine, self._clock.now(), node))
 
     def host_gone(self, host_id: str, reason: str) -> None:
         """A host died, was killed, or could not be started."""
@@ -328,6 +412,8 @@ class CoordinatorService:
 
     async def _close_client(self, client_id: str) -> None:
         self._clients.drop(client_id)
+        if self._closed.is_set():
+            return
         await self._commit(self._decider.client_gone(client_id, "its client went away", self._clock.now()))
 
     async def _open_turn(self, request: OpenTurn) -> None:
@@ -347,6 +433,8 @@ class CoordinatorService:
         decision = self._decider.delegate(request, self._clock.now())
         if decision.error is not None:
             self._dispatch.forget(run.run_id for run in fresh)
+        else:
+            self._dispatch.keep(request, fresh)
         await self._commit(decision)
 
     def _require_client(self, client_id: str) -> None:
@@ -401,10 +489,14 @@ class CoordinatorService:
             await asyncio.wait([quiet], timeout=min(timeout_s, self._options.poll_s))
             if not quiet.done():
                 waiters.remove(quiet)
-        return summarise_cancel(self._decider.state, request_id)
+        summary = summarise_cancel(self._decider.state, request_id)
+        await self._all_durable()
+        return summary
 
     async def _report(self, batch: ReportBatch) -> None:
         if not self._dispatch.is_new(batch):
+            # The first copy may still wait for the disk, and its sender forgets what is acknowledged.
+            await self._all_durable()
             return
         if self._recorder is not None:
             self._recorder.reports(batch.items)
@@ -414,42 +506,82 @@ class CoordinatorService:
             self._recorder.refused(self._decider.state.refused - refused)
         await self._commit(decision)
 
+    async def _host_alive(self, host_id: str) -> bool:
+        """Renew a host's lease; false tells it that its work was settled without it."""
+        if self._broken is not None:
+            raise self._broken
+        return host_id in self._decider.state.hosts
+
+    async def _drain_node(self, request: DrainRequest) -> DrainAnswer:
+        nodes = await self._engine.nodes()
+        node = _named(nodes, request.node)
+        drained = self._decider.state.drained
+        others = sum(other.id not in drained for other in nodes if other.id != node.id)
+        decision = self._decider.drain(node.id, request.reason, self._clock.now(), others=others, undo=request.undo)
+        await self._commit(decision)
+        assert decision.drain is not None
+        return decision.drain._replace(name=node.name)
+
     async def _subscribe(self, request: tuple[str, tuple[str, ...]]) -> tuple[Notice, ...]:
         """Watch nodes; what their holder may have missed is answered at once."""
         client_id, names = request
         missed: list[Notice] = []
         for name in names:
-            node = self._decider.state.nodes.get(name)
-            if node is None:
-                raise NotFound(f"no turn or run {name!r} in this workspace")
+            if name.startswith("claim_"):
+                missed.extend(missed_notice(self._decider.state, name))
+                continue
+            if name.startswith("approval_"):
+                answered = approval_notice(self._decider.state, name)
+                missed.extend([] if answered is None else [answered])
+                continue
+            _, node = await self._find(name)
             if node.is_ended:
-                missed.append(self._dispatch.notice(node, self._stored_payload(name)))
+                missed.append(self._dispatch.notice(node, self._stored_payload(node)))
                 continue
             self._clients.watch(client_id, name)
             if node.is_turn and node.started_at is not None:
                 missed.append(TurnStartedNotice(name))
             if node.is_turn and node.cause is not None:
                 missed.append(TurnCancelledNotice(name, node.cause))
+        await self._all_durable()
         return tuple(missed)
 
-    def _stored_payload(self, node_id: str) -> bytes | None:
+    def _stored_payload(self, node: Node) -> bytes | None:
         reader = self._journal.reader()
         try:
-            return reader.payload(node_id, "run_ended")
+            return reader.payload(node.id, "turn_ended" if node.is_turn else "run_ended")
+        finally:
+            reader.close()
+
+    async def _find(self, node_id: str) -> tuple[WorkspaceState, Node]:
+        """Return a node with the state that it is in: what has left memory is read from the journal.
+
+        Raises:
+            NotFound: nobody knows it, or retention has taken it away.
+        """
+        state = self._decider.state
+        node = state.nodes.get(node_id)
+        if node is not None:
+            return state, node
+        past = await asyncio.to_thread(self._read_past, node_id)
+        if past is None:
+            raise NotFound(f"no turn or run {node_id!r} in this workspace")
+        return past
+
+    def _read_past(self, node_id: str) -> tuple[WorkspaceState, Node] | None:
+        reader = self._journal.reader()
+        try:
+            return past_node(reader, node_id)
         finally:
             reader.close()
 
     async def _tree(self, node_id: str) -> TreeView:
-        node = self._decider.state.nodes.get(node_id)
-        if node is None:
-            raise NotFound(f"no turn or run {node_id!r} in this workspace")
-        return tree_view(self._decider.state, node, self._clock.now())
+        state, node = await self._find(node_id)
+        return tree_view(state, node, self._clock.now())
 
     async def _node(self, node_id: str) -> NodeView:
-        node = self._decider.state.nodes.get(node_id)
-        if node is None:
-            raise NotFound(f"no turn or run {node_id!r} in this workspace")
-        return node_view(self._decider.state, node)
+        state, node = await self._find(node_id)
+        return node_view(state, node)
 
     async def _turns(self, _: None) -> tuple[NodeView, ...]:
         return turn_views(self._decider.state)
@@ -495,53 +627,124 @@ class CoordinatorService:
             reason = f"not heard of for {now - client.last_seen:.1f} s"
             self._clients.drop(client_id)
             self._decide(self._decider.client_gone(client_id, reason, now))
+        for client_id in self._clients.overdue(now):
+            reason = "it did not come back after the coordinator was restarted"
+            self._decide(self._decider.client_gone(client_id, reason, now))
         self._decide(self._decider.tick(now))
-        self._dispatch.forget(self._decider.prune())
+        self._dispatch.forget(self._decider.prune(self._told_until(now)))
+        self._dispatch.tidy()
+        if self._broken is None:
+            self._snapshots.consider()
         state = self._decider.state
         if self._clients.people or state.live_turns or state.live_runs:
             self._busy_at = now
+            self._engine.vouch()
             if self._on_busy is not None:
                 self._on_busy()
         idle_exit_s = self._options.idle_exit_s
         if idle_exit_s is not None and now - self._busy_at > idle_exit_s:
-            self._loop.create_task(self._shutdown(("idle", 0.0)))
+            self.close_soon("idle", 0.0)
             return
         self._housekeeper = self._scheduler.call_at(now + self._options.housekeeping_s, self._keep_house)
 
+    def _told_until(self, now: float) -> float:
+        """Return the time before which all ends are on the disk and their holders have been told."""
+        pending = next((commit.decision.events for commit in self._commits if commit.decision.events), None)
+        return now if pending is None else min(now, pending[0][0].at)
+
     async def _shutdown(self, request: tuple[str, float]) -> bool:
-        """Close in order: refuse, signal, cancel, wait (bounded), then let go of resources.
+        reason, timeout_s = request
+        return await self.close(reason, timeout_s)
+
+    async def close(self, reason: str, timeout_s: float = 10.0) -> bool:
+        """Close in order, once: see `Closing`. What comes later is refused with `CoordinatorClosing`.
+
+        Args:
+            reason: free text for people.
+            timeout_s: seconds to wait for everything to end.
 
         Returns:
             Whether everything had ended within the bound.
-        """
-        reason, timeout_s = request
-        if self._broken is not None or self._closed.is_set():
-            return True
-        await self._commit(self._decider.shutdown(reason, self._clock.now()))
-        quiet = await self._wait_idle(timeout_s)
-        if self._closed.is_set():
-            return quiet
-        self._closed.set()
-        for timer in (self._timer, self._housekeeper):
-            if timer is not None:
-                timer.cancel()
-        await self._dispatch.kill_all("the coordinator is closing")
-        self._clients.release_all()
-        await asyncio.to_thread(self._journal.close, 5.0)
-        if self._recorder is not None:
-            await asyncio.to_thread(self._recorder.close, 5.0)
-        # The answer to whoever asked must leave before this process does.
-        self._loop.call_later(0.2, self._engine.exit)
-        return quiet
 
-    async def _wait_idle(self, timeout_s: float) -> bool:
-        deadline = self._clock.monotonic() + timeout_s
-        state = self._decider.state
-        while state.live_turns or state.live_runs:
-            if self._clock.monotonic() >= deadline:
-                return False
-            await asyncio.sleep(0.02)
-        return True
+        Durability:
+            The journal is written until everything has ended, and closed when this returns.
+        """
+        if self._broken is not None:
+            return True
+        return await self.closing.close(reason, timeout_s)
+
+    def close_soon(self, reason: str, timeout_s: float = 10.0) -> None:
+        """Begin to close and return at once; from any thread, and from a signal handler."""
+
+        def begin() -> None:
+            task = self._loop.create_task(self.close(reason, timeout_s))
+            self._closers.add(task)
+            task.add_done_callback(self._closers.discard)
+
+        try:
+            self._loop.call_soon_threadsafe(begin)
+        except RuntimeError:
+            logger.debug("asked to close after the loop was closed")
+
+    def _closing_steps(self) -> Steps:
+        async def stop(reason: str) -> None:
+            await self._commit(self._decider.shutdown(reason, self._clock.now()))
+
+        def is_idle() -> bool:
+            state = self._decider.state
+            return self._broken is not None or not (state.live_turns or state.live_runs)
+
+        async def end_hosts() -> None:
+            self._closed.set()
+            for timer in (self._timer, self._housekeeper):
+                if timer is not None:
+                    timer.cancel()
+            await self._dispatch.kill_all("the coordinator is closing")
+            # Nothing is decided from here on, so the snapshot under way is the last one.
+            await self._snapshots.finish(_JOURNAL_S)
+
+        def close_programs() -> None:
+            self._engine.release_programs()
+
+        def close_spool() -> None:
+            if self._spool is not None:
+                self._spool.close()
+
+        def close_telemetry() -> None:
+            if self._recorder is not None:
+                self._recorder.close(_JOURNAL_S)
+
+        def leave() -> None:
+            # The answer to whoever asked must leave before this process does.
+            self._loop.call_later(0.2, self._engine.exit)
+
+        return Steps(
+            stop=stop,
+            is_idle=is_idle,
+            end_hosts=end_hosts,
+            release=self._clients.release_all,
+            resources=(
+                ("programs", close_programs),
+                ("spool", close_spool),
+                ("journal", lambda: self._journal.close(_JOURNAL_S)),
+                ("telemetry", close_telemetry),
+            ),
+            leave=leave,
+        )
+
+
+def _named(nodes: Sequence[ClusterNode], text: str) -> ClusterNode:
+    """Return the one node that a text names.
+
+    Raises:
+        NotFound: there is none, or there are several.
+    """
+    found = [node for node in nodes if node.is_called(text)]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{node.id[:12]} ({node.name})" for node in found or nodes)
+    problem = "means several nodes" if found else "is no node of this cluster"
+    raise NotFound(f"{text!r} {problem}; give the id of one of them: {there}")
 
 
 def _ignore(future: asyncio.Future[Any]) -> None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from remit.coordinator.claiming import end_claims, request_start
+from remit.coordinator.approving import end_approvals
+from remit.coordinator.claiming import end_claims, held_claims, request_start
 from remit.coordinator.state import Node, NodeState
 from remit.coordinator.transaction import Transaction
 from remit.core.cause import Cause, CauseKind
+from remit.core.errors import TurnCancelled
 from remit.core.events import (
     AttemptEnded,
     CancelQuiet,
@@ -53,6 +55,7 @@ class Ending:
 
 def settle_report(tx: Transaction, node: Node, report: ReportEnded) -> None:
     """Take a host's word that the body of a run's current attempt has ended."""
+    report = _as_told(node, report)
     before_cancel = report.before_cancel
     if report.report == "returned":
         before_cancel = node.cause is None
@@ -69,6 +72,7 @@ def settle_report(tx: Transaction, node: Node, report: ReportEnded) -> None:
                 error=report.error,
                 error_code=report.error_code,
                 traceback=report.traceback,
+                preview=report.preview,
             ),
             report.payload,
         )
@@ -78,6 +82,20 @@ def settle_report(tx: Transaction, node: Node, report: ReportEnded) -> None:
     if report.payload is not None:
         tx.payloads[node.id] = report.payload
     _end_attempt(tx, node, report._replace(before_cancel=before_cancel))
+
+
+def _as_told(node: Node, report: ReportEnded) -> ReportEnded:
+    """Correct the word of a body that heard of its stop from a refused request, before its signal was set.
+
+    The host cannot know better: there the error looks like the body's own.
+    """
+    if report.report != "raised" or report.error_type != TurnCancelled.__name__:
+        return report
+    if node.cause is not None:
+        return report._replace(report="cancelled", before_cancel=False)
+    if node.expired_attempt == node.attempt:
+        return report._replace(report="timed_out", before_cancel=False)
+    return report
 
 
 def settle(tx: Transaction, node: Node) -> None:
@@ -102,6 +120,7 @@ def _stored_report(node: Node) -> ReportEnded:
         error=node.error,
         error_code=node.error_code,
         traceback=node.traceback,
+        preview=node.preview,
     )
 
 
@@ -125,7 +144,7 @@ def _classify(node: Node, report: ReportEnded) -> Ending:
             node.cause,
             unconfirmed=word in ("lost", "stuck"),
         )
-    if word in ("lost", "killed"):
+    if word in ("lost", "killed", "moved"):
         return Ending(Outcome.LOST)
     if word in ("timed_out", "stuck"):
         return Ending(Outcome.TIMED_OUT, unconfirmed=word == "stuck")
@@ -136,12 +155,18 @@ def _classify(node: Node, report: ReportEnded) -> Ending:
 def _end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
     """End the attempt, and the run with it unless another attempt is due."""
     ending = _classify(node, report)
-    if report.report == "stale_host" and node.cause is None and not tx.last_attempts:
+    may_start = node.id not in tx.unstartable
+    if report.report == "stale_host" and node.cause is None and may_start:
         _leave_stale_host(tx, node, report)
+        return
+    if report.report == "moved" and node.cause is None and may_start:
+        _note_uncertain(tx, node, report.report)
+        tx.payloads.pop(node.id, None)
+        _try_again(tx, node, report, tx.now)
         return
     retryable = ending.outcome in (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
     wanted = node.cause is None and report.report != "stuck" and node.attempt <= node.retries
-    if retryable and wanted and not tx.last_attempts:
+    if retryable and wanted and may_start:
         _note_uncertain(tx, node, report.report)
         tx.payloads.pop(node.id, None)
         _try_again(tx, node, report, tx.now + node.retry_delay_s)
@@ -153,6 +178,7 @@ def _end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
 
 def _try_again(tx: Transaction, node: Node, report: ReportEnded, retry_at: float) -> None:
     _end_claims(tx, node, report)
+    end_approvals(tx, node)
     tx.emit(
         AttemptEnded(
             node_id=node.id,
@@ -192,10 +218,13 @@ def attempt_cause(tx: Transaction, node: Node, reason: str = "") -> Cause:
 def _note_uncertain(tx: Transaction, node: Node, word: str) -> None:
     """Journal what was in flight when its end cannot be known."""
     in_flight = [f"process {p.program} ({p.pid})" for p in (node.processes or {}).values()]
-    if word in ("lost", "stuck", "killed") and node.host_id:
-        in_flight.append(f"body on {node.host_id}")
+    in_flight.extend((node.effects or {}).values())
+    if word in ("lost", "stuck", "killed") and (node.host_id or node.is_turn):
+        in_flight.append(f"body on {node.host_id}" if node.host_id else "body of the turn")
+        in_flight.extend(f"claim {text}" for text in held_claims(tx, node))
     if in_flight:
-        reason = "host lost" if word in ("lost", "killed") else "not confirmed"
+        lost = "holder lost" if node.is_turn else "host lost"
+        reason = lost if word in ("lost", "killed") else "not confirmed"
         tx.emit(
             EffectUncertain(
                 node_id=node.id,
@@ -217,14 +246,15 @@ def _doubt(node: Node, report: ReportEnded | None) -> str:
     """Return why an attempt may still write, or the empty text if it is proven gone."""
     if report is not None and report.report == "stuck":
         return f"its body on {node.host_id} did not stop"
-    left = ", ".join(f"{p.program} ({p.pid})" for p in (node.processes or {}).values())
+    known = {**(node.old_processes or {}), **(node.processes or {})}
+    left = ", ".join(f"{p.program} ({p.pid})" for p in known.values())
     return f"not proven gone: {left}" if left else ""
 
 
 def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | None = None) -> None:
     payload = tx.payloads.pop(node.id, None)
     if report is not None:
-        if ending.outcome is not Outcome.SUCCEEDED:
+        if ending.outcome is not Outcome.SUCCEEDED or node.effects:
             _note_uncertain(tx, node, report.report)
         event = RunEnded(
             node_id=node.id,
@@ -251,7 +281,10 @@ def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | 
             attempt=node.attempt,
             unconfirmed=ending.unconfirmed,
         )
+    # What an earlier attempt had left for this one, and nobody has taken up.
+    tx.effects.sweep.extend((node.id, process) for process in (node.old_processes or {}).values())
     _end_claims(tx, node, report)
+    end_approvals(tx, node)
     tx.emit(event, payload)
     _after_end(tx, node)
 
@@ -391,8 +424,17 @@ def _settle_turn(tx: Transaction, node: Node) -> None:
         outcome = Outcome.LOST
     else:
         outcome = Outcome.FAILED
-    doubt = "its holder has not said that its body is over" if node.report == "unconfirmed" else ""
+    unconfirmed = node.report == "unconfirmed"
+    doubt = "its holder has not said that its body is over" if unconfirmed else ""
+    payload = tx.payloads.pop(node.id, None)
+    if outcome is Outcome.SUCCEEDED:
+        payload = None
+    _note_uncertain(tx, node, "stuck" if unconfirmed else node.report)
     end_claims(tx, node, doubt)
+    end_approvals(tx, node)
+    if node.report in ("vanished", "unconfirmed", "lost"):
+        # Its holder can not have ended the programs that it had started itself.
+        tx.effects.orphans.append(("", node.id))
     tx.emit(
         TurnEnded(
             node_id=node.id,
@@ -402,7 +444,10 @@ def _settle_turn(tx: Transaction, node: Node) -> None:
             cause=cause,
             error_type=error_type,
             error=error,
-        )
+            unconfirmed=unconfirmed,
+            salvage=payload is not None,
+        ),
+        payload,
     )
     tx.effects.ended.append(node.id)
     _close_cancels(tx, node)

@@ -11,7 +11,8 @@
    live descendants too.
 5. Everything here is a fold of the journal and equal after a replay, except the
    waiting rooms (`queues`, `resuming`, `delayed`, `parked`, `parking`, and with
-   them the state `resuming`), the count `refused`, and what was pruned.
+   them the state `resuming`), the count `refused`, `idle_cancels`, and what was
+   pruned.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from remit.coordinator.conversation import Conversation
 from remit.core.cause import Cause
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
+from remit.core.records import ApprovalRecord
 from remit.locks import LockTable
 
 __all__ = [
@@ -81,6 +84,8 @@ class ProcessState:
     start_time: float
     machine: str
     program: str
+    handle: str = ""
+    """Its id, `proc_...`, as `remit processes` shows it."""
 
 
 class Node:
@@ -90,7 +95,9 @@ class Node:
         "accepted_at",
         "after",
         "agent",
+        "approvals",
         "arguments",
+        "asking",
         "attempt",
         "attempt_timeout_s",
         "bad_children",
@@ -100,11 +107,14 @@ class Node:
         "cause",
         "child_count",
         "claims",
+        "claims_freed",
         "client_id",
+        "cost",
         "deadline_at",
         "depth",
         "dependents",
         "detached",
+        "effects",
         "ended_at",
         "env_key",
         "error",
@@ -117,10 +127,15 @@ class Node:
         "id",
         "kill",
         "limits",
+        "lineage",
         "live_children",
+        "moved_attempt",
         "name",
+        "old_processes",
         "on_disconnect",
         "outcome",
+        "own_cost",
+        "own_tokens",
         "parent_id",
         "parked",
         "pending",
@@ -140,6 +155,7 @@ class Node:
         "started_at",
         "state",
         "surface",
+        "tokens",
         "trace",
         "traceback",
         "turn_id",
@@ -183,17 +199,29 @@ class Node:
         self.live_children: dict[str, None] | None = None
         self.child_count = 0
         self.claims: tuple[Mapping[str, Any], ...] = ()
+        self.claims_freed = 0
+        self.approvals: tuple[Mapping[str, Any], ...] = ()
+        self.asking: dict[str, None] | None = None
+        self.effects: dict[str, str] | None = None
+        self.tokens = 0
+        self.cost = 0.0
+        self.own_tokens = 0
+        self.own_cost = 0.0
         self.bad_children = 0
         self.below_used = 0
         self.parked: dict[str, None] | None = None
         self.attempt = 0
         self.expired_attempt = 0
+        self.moved_attempt = 0
         self.host_id = ""
         self.holds_slot = False
         self.waiting_on: tuple[str, ...] = ()
         self.waiting_what = ""
         self.waiting_since = at
         self.processes: dict[int, ProcessState] | None = None
+        self.lineage = 1
+        """First attempt of which the present one is the continuation: it may find the programs of those again."""
+        self.old_processes: dict[int, ProcessState] | None = None
         self.processes_stopped = 0
         self.processes_left: tuple[str, ...] = ()
         self.uncertain = 0
@@ -253,7 +281,10 @@ class HostState:
     idle_since: float = 0.0
     pid: int = 0
     machine: str = ""
+    node: str = ""
     killed: bool = False
+    reported: int = 0
+    """Number of its last report batch that is journalled by number."""
 
 
 @dataclass(slots=True)
@@ -295,6 +326,20 @@ class WorkspaceState:
         """All claims on workspace paths; only events change it."""
         self.awaited: dict[str, dict[str, None]] = {}
         """Node id -> runs that wait for its end and are not its parent."""
+        self.claim_deadlines: dict[str, float] = {}
+        """Queued claim -> when it leaves the line by itself, in seconds since 1970."""
+        self.drained: dict[str, str] = {}
+        """Node of the cluster -> why it takes no work."""
+        self.conversations: dict[str, Conversation] = {}
+        """Session id -> what is kept of it over its turns, budget and history."""
+        self.approvals: dict[str, ApprovalRecord] = {}
+        """Approval id -> request, with its answer once there is one; oldest first."""
+        self.answered: dict[str, None] = {}
+        """Ids of approvals that have their answer, oldest first."""
+        self.fail_fast: dict[str, None] = {}
+        """Live turns whose first run that does not succeed cancels the others."""
+        self.idle_cancels: dict[str, None] = {}
+        """Ids of the latest cancels that found nothing: sent again, they must not hit what came later."""
         self.live_runs = 0
         self.live_turns = 0
         self.refused = 0

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from remit.coordinator.approving import cancel_approvals
 from remit.coordinator.claiming import clear_claims, withdraw_waiting
 from remit.coordinator.settling import attempt_cause, settle, settle_report
 from remit.coordinator.state import HostState, Node, Pool
@@ -43,6 +44,10 @@ __all__ = [
 ]
 
 
+_IDLE_CANCELS = 1_000
+"""Requests that found nothing and are remembered; copies arrive within seconds or never."""
+
+
 def cancel(tx: Transaction, request: CancelRequest) -> CancelAnswer:
     """Decide a cancel request from outside; sent twice, it is carried out once."""
     known = tx.state.cancels.get(request.request_id)
@@ -52,8 +57,9 @@ def cancel(tx: Transaction, request: CancelRequest) -> CancelAnswer:
         cause = node.cause if node is not None else None
         named = target if len(known.targets) == 1 else request.target
         return CancelAnswer(request.request_id, named, True, known.live, cause=cause)
-    targets = _targets(tx, request)
+    targets = [] if request.request_id in tx.state.idle_cancels else _targets(tx, request)
     if not targets:
+        _remember_idle(tx, request)
         what = f"session {request.target!r}" if not _is_node_id(request.target) else request.target
         return CancelAnswer(request.request_id, request.target, False, message=f"no active turn in {what}")
     answers = [_cancel_one(tx, request, node) for node in targets]
@@ -72,6 +78,16 @@ def cancel(tx: Transaction, request: CancelRequest) -> CancelAnswer:
         cause=accepted[-1].cause if accepted else None,
         nodes=tuple(name for answer in answers for name in answer.nodes),
     )
+
+
+def _remember_idle(tx: Transaction, request: CancelRequest) -> None:
+    """Keep the id of a cancel that found nothing: a late copy must not hit the session's next turn."""
+    if request.dry_run:
+        return
+    idle = tx.state.idle_cancels
+    idle[request.request_id] = None
+    while len(idle) > _IDLE_CANCELS:
+        del idle[next(iter(idle))]
 
 
 def _is_node_id(text: str) -> bool:
@@ -167,6 +183,7 @@ def cancel_node(
         )
     )
     withdraw_waiting(tx, affected)
+    cancel_approvals(tx, affected)
     if node.is_turn:
         tx.effects.turn_cancelled.append(node.id)
     _order_hosts(tx, node, affected, cause, kill=kill)
@@ -258,6 +275,12 @@ def escalate(tx: Transaction, node: Node, attempt: int | None = None) -> None:
         return
     if attempt is not None:
         if node.on_host and node.attempt == attempt and node.cause is None:
+            if node.moved_attempt == attempt and not _may_kill_host_of(tx, node):
+                # The others there end too, each in its own grace; none of them is given up on.
+                tx.timers.add(
+                    tx.now + max(node.grace_s, tx.settings.kill_grace_s), "escalate_attempt", node.id, attempt
+                )
+                return
             _escalate_run(tx, node)
         return
     for other in reversed(tx.state.subtree(node)):
@@ -298,12 +321,18 @@ def _escalate_run(tx: Transaction, run: Node) -> None:
     settle_report(tx, run, ReportEnded(run.id, run.attempt, "stuck", before_cancel=False))
 
 
+def _may_kill_host_of(tx: Transaction, run: Node) -> bool:
+    host = tx.state.hosts.get(run.host_id)
+    return host is None or run.pool is Pool.DEDICATED or _all_being_stopped(tx, host)
+
+
 def _all_being_stopped(tx: Transaction, host: HostState) -> bool:
-    """Tell whether killing a shared host would hit nothing that should live."""
+    """Tell whether killing a shared host would hit nothing that should live there."""
     now, nodes = tx.now, tx.state.nodes
     return all(
-        nodes[name].cause is not None
-        and (nodes[name].kill or nodes[name].cancel_at + nodes[name].grace_s <= now + 1e-6)
+        nodes[name].moved_attempt == nodes[name].attempt
+        if nodes[name].cause is None
+        else nodes[name].kill or nodes[name].cancel_at + nodes[name].grace_s <= now + 1e-6
         for name in host.runs
     )
 

@@ -13,7 +13,7 @@ A turn may be cancelled from another thread or process; the blocked call then ra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -22,15 +22,18 @@ from anyio.from_thread import start_blocking_portal
 
 from remit.agents.client import ClientSession
 from remit.agents.runs import RunOptions
-from remit.agents.sync_delegation import SyncDelegator, SyncReceipt, SyncRun, run_in_loop
+from remit.agents.sync_delegation import SyncReceipt, SyncRun, run_in_loop
+from remit.agents.sync_tools import SyncToolHolder
 from remit.coordinator import api
 from remit.coordinator.turn import TurnHolder
 from remit.coordinator.views import NodeView, TreeView
+from remit.core.approvals import ApprovalRule
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import RemitError, TurnCancelled
 from remit.core.limits import Limits
-from remit.core.messages import OpenTurn
+from remit.core.messages import DrainAnswer, OpenTurn
 from remit.core.outcome import Outcome
+from remit.core.records import ApprovalRecord, SessionView, TurnRecord
 from remit.locks import ClaimView
 
 __all__ = ["Coordinator", "Limits", "Run", "RunOptions", "Turn"]
@@ -67,7 +70,7 @@ async def _let_end(own: set[asyncio.Task[Any]]) -> None:
         await asyncio.wait(calls, timeout=_END_S)
 
 
-class Turn(SyncDelegator):
+class Turn(SyncToolHolder):
     """A turn held by a plain caller: `with coordinator.turn(...)`; see `remit.coordinator.Turn`."""
 
     def __init__(
@@ -204,6 +207,9 @@ class Coordinator:
         on_disconnect: str = "cancel",
         busy: str = "reject",
         limits: Limits | None = None,
+        session_limits: Limits | None = None,
+        approvals: str | Sequence[ApprovalRule] = (),
+        on_failure: str = "continue",
     ) -> Turn:
         """Return a turn to enter with `with`; see `remit.coordinator.Coordinator.turn`."""
         request = self._inner.turn_request(
@@ -215,6 +221,9 @@ class Coordinator:
             on_disconnect=on_disconnect,
             busy=busy,
             limits=limits,
+            session_limits=session_limits,
+            approvals=approvals,
+            on_failure=on_failure,
         )
         return Turn(self._inner.session, request, self._loop)
 
@@ -241,6 +250,32 @@ class Coordinator:
     def clear_claims(self, node_id: str) -> None:
         """Free what is quarantined for an ended turn or run."""
         run_in_loop(self._loop, self._inner.clear_claims(node_id))
+
+    def sessions(self) -> tuple[SessionView, ...]:
+        """Return the sessions of this workspace."""
+        return run_in_loop(self._loop, self._inner.sessions())
+
+    def history(self, session: str) -> tuple[TurnRecord, ...]:
+        """Return the turns of a session; see `remit.coordinator.Coordinator.history`."""
+        return run_in_loop(self._loop, self._inner.history(session))
+
+    def approvals(self, *, everything: bool = False) -> tuple[ApprovalRecord, ...]:
+        """Return the approvals that wait for an answer; see `remit.coordinator.Coordinator.approvals`."""
+        return run_in_loop(self._loop, self._inner.approvals(everything=everything))
+
+    def approve(
+        self, approval_id: str, reason: str = "", *, by: str = "", user: str = "", request_id: str = ""
+    ) -> ApprovalRecord:
+        """Say yes to a request for approval; see `remit.coordinator.Coordinator.approve`."""
+        answer = self._inner.approve(approval_id, reason, by=by, user=user, request_id=request_id)
+        return run_in_loop(self._loop, answer)
+
+    def deny(
+        self, approval_id: str, reason: str = "", *, by: str = "", user: str = "", request_id: str = ""
+    ) -> ApprovalRecord:
+        """Say no to a request for approval; see `remit.coordinator.Coordinator.deny`."""
+        answer = self._inner.deny(approval_id, reason, by=by, user=user, request_id=request_id)
+        return run_in_loop(self._loop, answer)
 
     def statistics(self) -> dict[str, Any]:
         """Return counts of turns, runs, slots, hosts and clients."""
@@ -273,6 +308,10 @@ class Coordinator:
             ),
         )
         return SyncReceipt(receipt, self._loop)
+
+    def drain(self, node: str, reason: str = "", *, undo: bool = False) -> DrainAnswer:
+        """Move work away from a node of the cluster; see `remit.coordinator.Coordinator.drain`."""
+        return run_in_loop(self._loop, self._inner.drain(node, reason, undo=undo))
 
     def shutdown(self, reason: str = "shutdown", *, timeout_s: float = 10.0) -> bool:
         """End this workspace's coordinator; see `remit.coordinator.Coordinator.shutdown`."""

@@ -8,11 +8,12 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from remit.coordinator.evolve import evolve
+from remit.coordinator.redaction import Redaction
 from remit.coordinator.state import Node, Pool, ProcessState, WorkspaceState
 from remit.core.events import Event
 from remit.core.ids import IdFactory
 from remit.core.limits import Limits
-from remit.core.messages import CancelOrder, ClaimNotice
+from remit.core.messages import ApprovalNotice, CancelOrder, ClaimNotice
 
 __all__ = ["WORKSPACE_LIMITS", "Effects", "Settings", "Timer", "Timers", "Transaction"]
 
@@ -41,10 +42,18 @@ class Settings:
     """A bound host without runs for this long is let go."""
     kill_grace_s: float = 0.5
     """Grace of a cancel with `kill`: time for the report of what was killed."""
+    redaction: Redaction | None = None
+    """What the workspace hides, beside what is always hidden; None for nothing more."""
     keep_ended_turns: int = 200
     """Ended turns kept in memory; older ones are read from the journal."""
     keep_nodes: int = 50_000
     """Turns and runs kept in memory, live ones aside: about a kilobyte each."""
+    keep_ended_s: float = 3600.0
+    """An ended turn is kept in memory for this long at most."""
+    keep_recent_nodes: int = 5_000
+    """Above this many turns and runs an ended turn is kept for `keep_recent_s` only."""
+    keep_recent_s: float = 60.0
+    """Time for whoever waits for the end of a turn, or for the receipt of its cancel, to ask."""
 
     def bounded(self, limits: Limits) -> Settings:
         """Return these settings with what `limits` says of a workspace."""
@@ -120,8 +129,13 @@ class Effects:
     """Cancel requests that became quiet."""
     claims: list[tuple[str, ClaimNotice]] = field(default_factory=list[tuple[str, ClaimNotice]])
     """(owner, notice) for claims that stood in line."""
+    approvals: list[tuple[str, ApprovalNotice]] = field(default_factory=list[tuple[str, ApprovalNotice]])
+    """(who asked, notice) for approvals that have their answer."""
     sweep: list[tuple[str, ProcessState]] = field(default_factory=list[tuple[str, ProcessState]])
-    """(run, process) of hosts that died: to be ended by somebody else."""
+    """(run, process) that nobody looks after any more: to be ended by somebody else."""
+    orphans: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """(machine, run or turn) whose programs nobody may have told of: whatever there is of them is to be ended.
+    No machine stands for the coordinator's own."""
 
 
 class Transaction:
@@ -139,12 +153,12 @@ class Transaction:
         "ended",
         "events",
         "ids",
-        "last_attempts",
         "now",
         "payloads",
         "settings",
         "state",
         "timers",
+        "unstartable",
     )
 
     def __init__(
@@ -156,6 +170,7 @@ class Transaction:
         payloads: dict[str, bytes],
         ids: IdFactory,
         now: float,
+        unstartable: set[str] | None = None,
     ) -> None:
         self.state = state
         self.settings = settings
@@ -168,11 +183,13 @@ class Transaction:
         self.effects = Effects()
         self.ended: deque[Node] = deque()
         self.draining = False
-        self.last_attempts = False
-        """Whether no run may have another attempt: nobody is there any more to begin it."""
+        self.unstartable: set[str] = set() if unstartable is None else unstartable
+        """Runs of earlier lives whose arguments are gone: no attempt of them can be begun."""
 
     def emit(self, event: Event, payload: bytes | None = None) -> None:
         """Record an event and apply it."""
+        if self.settings.redaction is not None:
+            event = self.settings.redaction.clean(event)
         evolve(self.state, event)
         self.events.append((event, payload))
 

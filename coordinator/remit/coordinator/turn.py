@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 
 from remit.agents.client import ClientSession
-from remit.agents.leases import ClaimHolder
+from remit.agents.participant import Participant
+from remit.agents.tooldesk import ToolDesk
+from remit.agents.tools import ToolProcess
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import (
     CoordinatorUnavailable,
@@ -24,6 +28,8 @@ from remit.core.messages import (
     CancelRequest,
     EndedNotice,
     FinishTurn,
+    NotePartial,
+    NoteSpend,
     Notice,
     OpenTurn,
     TurnCancelledNotice,
@@ -41,7 +47,7 @@ __all__ = ["Turn", "TurnHolder"]
 _RETRY_S = 0.2
 
 
-class TurnHolder(ClaimHolder):
+class TurnHolder(Participant):
     """A turn without a task around it: what the asynchronous and the blocking form share."""
 
     def __init__(self, session: ClientSession, request: OpenTurn) -> None:
@@ -91,6 +97,37 @@ class TurnHolder(ClaimHolder):
     def cause(self) -> Cause | None:
         """Why it was cancelled, or None."""
         return self._signal.cause
+
+    # -- handing over --------------------------------------------------------------
+
+    def _send_spent(self, tokens: int, cost: float) -> None:
+        # If this copy is lost, the next one or the word of the body's end holds the total.
+        with suppress(RemitError):
+            self.session.submit("note_spend", NoteSpend(self._node_id, tokens, cost))
+
+    def _send_partial(self, preview: str, blob: bytes) -> None:
+        self.session.submit("note_partial", NotePartial(self._node_id, preview, blob))
+
+    # -- processes -----------------------------------------------------------------
+
+    def tool_desk(self) -> ToolDesk:
+        """Return the desk of this client."""
+        return self.session.desk
+
+    def tool_folder(self) -> Path:
+        """Return the directory for the output of this turn's own programs."""
+        folder = Path(self.session.opened.workspace) / ".remit" / "output" / self.id
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def tool_owner(self) -> tuple[str, str, tuple[str, ...]]:
+        """Return the session; no run, and nothing above."""
+        return self.session_id, "", ()
+
+    async def end_tools(self) -> None:
+        """Stop what this turn has started itself and not let go, when its body is over; bounded."""
+        tools = self.session.desk.of_node(self.id) if self._tool_count else ()
+        await asyncio.gather(*(tool.settle() for tool in tools if isinstance(tool, ToolProcess)))
 
     # -- notices (poll thread) -----------------------------------------------------
 
@@ -152,7 +189,8 @@ class TurnHolder(ClaimHolder):
         """
         self.session.track(self._node_id, self)
         try:
-            await self.session.request("open_turn", self._request)
+            with self.session.asking_for((self._node_id,)):
+                await self.session.request("open_turn", self._request)
             await self._watched(self._until(lambda: self._started or self._ended is not None))
             self._signal.raise_if_set()
         except (Refused, UsageError):
@@ -185,11 +223,14 @@ class TurnHolder(ClaimHolder):
         Raises:
             CoordinatorUnavailable: contact was lost for good, or the session was closed.
         """
+        await self.end_tools()
         request = FinishTurn(
             self._node_id,
             report,
             error_type=type(error).__name__ if error is not None else "",
             error=str(error)[:4096] if error is not None else "",
+            tokens=self._tokens,
+            cost=self._cost,
             timing=self._timing(),
         )
         while True:

@@ -77,6 +77,10 @@ class NodeView:
     """A bounded, redacted rendering of its arguments."""
     preview: str
     """A bounded rendering of its result or latest partial result."""
+    tokens: int = 0
+    """Spent by it and all below it."""
+    cost: float = 0.0
+    """The same in money."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the view as a mapping for JSON."""
@@ -114,7 +118,8 @@ class TreeView:
 def node_view(state: WorkspaceState, node: Node) -> NodeView:
     """Return the view of one node."""
     claim = _open_claim(state, node)
-    waiting_for = _claim_text(claim) if claim is not None else _waiting_for(state, node)
+    asked = [state.approvals[name].asked_at for name in node.asking or ()]
+    waiting_for = _claim_text(claim) if claim is not None else _approval_text(state, node) or _waiting_for(state, node)
     return NodeView(
         id=node.id,
         kind="turn" if node.is_turn else "run",
@@ -131,7 +136,7 @@ def node_view(state: WorkspaceState, node: Node) -> NodeView:
         host_id=node.host_id,
         detached=node.detached,
         waiting_for=waiting_for,
-        since=_since(node) if claim is None else claim.since,
+        since=claim.since if claim is not None else min(asked) if asked else _since(node),
         accepted_at=node.accepted_at,
         started_at=node.started_at,
         ended_at=node.ended_at,
@@ -143,7 +148,15 @@ def node_view(state: WorkspaceState, node: Node) -> NodeView:
         blocked_by=node.blocked_by,
         arguments=node.arguments,
         preview=node.preview,
+        tokens=node.tokens,
+        cost=node.cost,
     )
+
+
+def _approval_text(state: WorkspaceState, node: Node) -> str:
+    """Say which approval a node waits for: `approval of deploy (approval_...)`, or the empty text."""
+    asked = [state.approvals[name] for name in node.asking or ()]
+    return ", ".join(f"approval of {record.action} ({record.id})" for record in asked)
 
 
 def _open_claim(state: WorkspaceState, node: Node) -> ClaimView | None:
@@ -235,7 +248,9 @@ def summarise_cancel(state: WorkspaceState, request_id: str) -> CancelSummary | 
     roots = [state.nodes[name] for name in cancel.targets if name in state.nodes] if cancel is not None else []
     if cancel is None or not roots:
         return None
-    nodes = [n for root in roots for n in _attached(state, root) if not n.is_turn]
+    everything = [n for root in roots for n in _attached(state, root)]
+    nodes = [n for n in everything if not n.is_turn]
+    turns = [root for root in roots if root.is_turn]
     counts: dict[str, int] = {}
     for node in nodes:
         if node.outcome is not None:
@@ -247,10 +262,24 @@ def summarise_cancel(state: WorkspaceState, request_id: str) -> CancelSummary | 
         runs=counts,
         processes_stopped=sum(n.processes_stopped for n in nodes),
         processes_left=tuple(left),
-        effects_uncertain=sum(n.uncertain for n in nodes),
-        unconfirmed=tuple(n.id for n in nodes if n.unconfirmed),
+        effects_uncertain=sum(n.uncertain for n in [*nodes, *turns]),
+        unconfirmed=tuple(n.id for n in [*turns, *nodes] if n.unconfirmed),
         remaining=sum(n.outcome is None for n in nodes),
+        claims_freed=sum(n.claims_freed for n in everything),
+        claims_quarantined=tuple(_quarantined(state, everything)),
+        tokens=sum(root.tokens for root in roots),
+        cost=sum(root.cost for root in roots),
     )
+
+
+def _quarantined(state: WorkspaceState, nodes: Iterable[Node]) -> Iterable[str]:
+    """Yield what is still kept of nodes that may go on writing: `write src/a.py of run_...`."""
+    if state.locks.is_idle:
+        return
+    for node in nodes:
+        for claim in state.locks.claims(node.id):
+            if claim.state is ClaimState.QUARANTINED:
+                yield f"{' and '.join(claim.wants)} of {node.id}"
 
 
 def _attached(state: WorkspaceState, root: Node) -> Iterable[Node]:

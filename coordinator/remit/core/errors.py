@@ -14,6 +14,10 @@
     │   ├── ChildLimitExceeded      more children than `max_children`
     │   ├── SessionBusy             a turn of this session is still running
     │   ├── CoordinatorClosing      the coordinator takes no new work
+    │   ├── BudgetExceeded          the budget of a session is used up
+    │   ├── ApprovalDenied          a person or a policy said no to an action
+    │   ├── ApprovalExpired         nobody answered in time
+    │   ├── ApprovalSettled         an answer that came too late; the first one stands
     │   └── WaitCycle               a wait that could never end
     ├── RunEnded                    how an awaited run or turn ended, if not well
     │   ├── RunFailed
@@ -23,10 +27,16 @@
     ├── ProcessError                a command line program
     │   ├── CommandFailed           it ended with a status other than zero
     │   ├── CommandTimedOut         it did not end within its own time limit
-    │   └── CommandNotStarted       it could not be executed
+    │   ├── CommandNotStarted       it could not be executed
+    │   ├── ProcessProtocolError    a message or file of a process keeper cannot be understood
+    │   │   └── ProcessCallUnsupported   the peer is too old for a call; says nothing of the process
+    │   ├── ProcessKeyConflict      the idempotency key stands for another command
+    │   └── ProcdUnavailable        the daemon of tool processes cannot be started or reached
     ├── CoordinatorUnavailable      no Ray, no coordinator, or it stopped answering
     ├── JournalError                the journal cannot be read or written
     │   ├── JournalBusy             another coordinator owns this workspace
+    │   ├── JournalFenced           another coordinator has taken this journal over
+    │   ├── JournalTooNew           written by a version that this one cannot read
     │   └── DuplicateTerminalEvent  a second end of the same run was refused
     └── InternalError               one of our own invariants is broken
 
@@ -44,8 +54,12 @@ from typing import Any, ClassVar
 from remit.core.cause import Cause
 
 __all__ = [
+    "ApprovalDenied",
+    "ApprovalExpired",
+    "ApprovalSettled",
     "ArgumentNotPicklable",
     "ArgumentTooLarge",
+    "BudgetExceeded",
     "ChildLimitExceeded",
     "CommandFailed",
     "CommandNotStarted",
@@ -59,8 +73,14 @@ __all__ = [
     "InvalidArgument",
     "JournalBusy",
     "JournalError",
+    "JournalFenced",
+    "JournalTooNew",
     "NotFound",
+    "ProcdUnavailable",
+    "ProcessCallUnsupported",
     "ProcessError",
+    "ProcessKeyConflict",
+    "ProcessProtocolError",
     "Refused",
     "RemitError",
     "RunCancelled",
@@ -196,6 +216,36 @@ class CoordinatorClosing(Refused):
     code = "coordinator_closing"
 
 
+class BudgetExceeded(Refused):
+    """The budget of a session is used up, so it takes no further turn; see `spent` and `limit`."""
+
+    code = "budget_exceeded"
+
+
+class ApprovalDenied(Refused):
+    """A person or a policy said no to an action: do not take it.
+
+    Carries `approval_id`, `action`, `by` (who said no) and `reason`.
+    """
+
+    code = "approval_denied"
+
+
+class ApprovalExpired(Refused):
+    """Nobody answered a request for approval in time: do not take the action. Nobody said no either."""
+
+    code = "approval_expired"
+
+
+class ApprovalSettled(Refused):
+    """An answer to an approval came too late: it was answered, expired or cancelled before.
+
+    Carries `approval_id` and `decision`, the one that stands.
+    """
+
+    code = "approval_settled"
+
+
 class WaitCycle(Refused):
     """A wait that could never end: the run waited for waits, through others, for this one."""
 
@@ -284,10 +334,37 @@ class CommandNotStarted(ProcessError):
     code = "command_not_started"
 
 
+class ProcessProtocolError(ProcessError):
+    """A message or a file of a process keeper cannot be understood; see `version`."""
+
+    code = "process_protocol_error"
+
+
+class ProcessCallUnsupported(ProcessProtocolError):
+    """The daemon or a keeper is too old for a call; says nothing about any process."""
+
+    code = "process_call_unsupported"
+
+
+class ProcessKeyConflict(ProcessError):
+    """The idempotency key stands for another command in this scope; nothing was started."""
+
+    code = "input_mismatch"
+
+
+class ProcdUnavailable(ProcessError):
+    """The daemon of tool processes cannot be started or reached; what runs already is not touched."""
+
+    code = "procd_unavailable"
+
+
 class CoordinatorUnavailable(RemitError):
     """No Ray at the address, no coordinator, or it has stopped answering."""
 
     code = "coordinator_unavailable"
+
+    for_good: bool = False
+    """Whether it is certain that this coordinator will not answer again."""
 
 
 class JournalError(RemitError):
@@ -300,6 +377,22 @@ class JournalBusy(JournalError):
     """Another coordinator owns the journal of this workspace."""
 
     code = "journal_busy"
+
+
+class JournalFenced(JournalError):
+    """Another coordinator has taken this journal over; this one writes nothing any more.
+
+    Unlike `JournalBusy` it comes to a writer that had the journal. The attribute
+    `epoch` is its own life, `current_epoch` that of whoever has the journal now.
+    """
+
+    code = "journal_fenced"
+
+
+class JournalTooNew(JournalError):
+    """The journal, or something in it, was written by a newer version of `remit`; nothing was changed."""
+
+    code = "journal_too_new"
 
 
 class DuplicateTerminalEvent(JournalError):

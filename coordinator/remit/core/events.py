@@ -21,25 +21,33 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from remit.core.cause import Cause
-from remit.core.errors import JournalError
+from remit.core.errors import JournalTooNew
 from remit.core.outcome import Outcome
 
 __all__ = [
+    "EVENTS_VERSION",
+    "ApprovalAnswered",
+    "ApprovalRequested",
     "AttemptEnded",
     "AttemptExpired",
+    "AttemptMoved",
     "CancelQuiet",
     "CancelRequested",
     "ClaimChanged",
     "CoordinatorStarted",
     "CoordinatorStopping",
     "DelegationRefused",
+    "EffectEnded",
+    "EffectStarted",
     "EffectUncertain",
     "Event",
     "HostBecameReady",
     "HostDraining",
     "HostGone",
+    "HostReported",
     "HostRequested",
     "KillRequested",
+    "NodeDraining",
     "ProcessEnded",
     "ProcessStarted",
     "RunAccepted",
@@ -50,6 +58,7 @@ __all__ = [
     "RunSettling",
     "RunStarted",
     "RunWaiting",
+    "Spent",
     "TurnAccepted",
     "TurnEnded",
     "TurnSettling",
@@ -57,6 +66,10 @@ __all__ = [
     "decode_event",
     "encode_event",
 ]
+
+EVENTS_VERSION = 1
+"""Version of the encoding below. A new kind, or a new field with a default, is no step: an older
+version refuses the single event. Any other change is one, and `migrations` says how to read what is older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,12 @@ class TurnAccepted(Event):
     max_children: int | None = None
     max_concurrent: int | None = None
     trace: str = ""
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    session_tokens: int | None = None
+    session_cost: float | None = None
+    approvals: tuple[Mapping[str, Any], ...] = ()
+    on_failure: str = "continue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +156,8 @@ class TurnEnded(Event):
     cause: Cause | None = None
     error_type: str = ""
     error: str = ""
+    unconfirmed: bool = False
+    salvage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +185,9 @@ class RunAccepted(Event):
     max_concurrent: int | None = None
     arguments: str = ""
     claims: tuple[Mapping[str, Any], ...] = ()
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    approvals: tuple[Mapping[str, Any], ...] = ()
     trace: str = ""
 
 
@@ -222,6 +246,7 @@ class RunSettling(Event):
     error: str = ""
     error_code: str = ""
     traceback: str = ""
+    preview: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +255,15 @@ class AttemptExpired(Event):
 
     kind: ClassVar[str] = "attempt_expired"
     attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptMoved(Event):
+    """An attempt was told to end because its node is drained; the run goes on elsewhere."""
+
+    kind: ClassVar[str] = "attempt_moved"
+    attempt: int = 1
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +287,7 @@ class ProcessStarted(Event):
     start_time: float = 0.0
     machine: str = ""
     program: str = ""
+    handle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +301,64 @@ class ProcessEnded(Event):
     stopped: bool = False
     escalated: bool = False
     survivors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spent(Event):
+    """Tokens or money were spent by a body; counts for it, for all above it and for its session.
+
+    `late` marks what became known after the terminal event of the node: it is
+    accounting and changes nothing else.
+    """
+
+    kind: ClassVar[str] = "spent"
+    tokens: int = 0
+    cost: float = 0.0
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequested(Event):
+    """A body asks whether it may take an action, and waits."""
+
+    kind: ClassVar[str] = "approval_requested"
+    approval_id: str = ""
+    attempt: int = 0
+    action: str = ""
+    details: str = ""
+    path: tuple[str, ...] = ()
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalAnswered(Event):
+    """The one answer to a request for approval: approved, denied, expired or cancelled."""
+
+    kind: ClassVar[str] = "approval_answered"
+    approval_id: str = ""
+    decision: str = ""
+    by: str = ""
+    surface: str = ""
+    reason: str = ""
+    request_id: str = ""
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffectStarted(Event):
+    """A body is about to do something outside that cannot be taken back."""
+
+    kind: ClassVar[str] = "effect_started"
+    effect_id: str = ""
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectEnded(Event):
+    """The end of such an effect is known."""
+
+    kind: ClassVar[str] = "effect_ended"
+    effect_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +438,8 @@ class ClaimChanged(Event):
 
     kind: ClassVar[str] = "claim_changed"
     change: dict[str, Any] = field(default_factory=dict[str, Any])
+    expires_at: float | None = None
+    """When a claim that was queued leaves the line by itself, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +457,16 @@ class HostBecameReady(Event):
     kind: ClassVar[str] = "host_ready"
     pid: int = 0
     machine: str = ""
+    node: str = ""
+    """The node of the cluster that it runs on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReported(Event):
+    """A host's report of programs was taken; a second copy after a restart is known by its number."""
+
+    kind: ClassVar[str] = "host_reported"
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +485,15 @@ class HostGone(Event):
     kind: ClassVar[str] = "host_gone"
     reason: str = ""
     expected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDraining(Event):
+    """A node of the cluster (its id is in `node_id`) takes no more work, or takes it again (`undone`)."""
+
+    kind: ClassVar[str] = "node_draining"
+    reason: str = ""
+    undone: bool = False
 
 
 _COMMON = ("node_id", "turn_id", "at")
@@ -442,22 +556,37 @@ def decode_event(kind: str, node_id: str, turn_id: str, data: Mapping[str, Any])
     """Return the event that `encode_event` wrote.
 
     Raises:
-        JournalError: the kind is not known to this version.
+        JournalTooNew: the kind, or a field of it, is not known to this version.
     """
     cls = _KINDS.get(kind)
     if cls is None:
-        raise JournalError(
-            f"the journal holds an event of kind {kind!r}, which this version does not know; "
-            "read it with the version that wrote it, or a newer one"
-        )
-    values = dict(data)
-    if values.get("cause") is not None:
-        values["cause"] = Cause.from_dict(values["cause"])
-    if "outcome" in values:
-        values["outcome"] = Outcome(values["outcome"])
-    elif "outcome" in cls.__dataclass_fields__:
-        values["outcome"] = Outcome.SUCCEEDED
-    for name, default in _OWN_FIELDS[cls]:
-        if isinstance(default, tuple) and name in values:
-            values[name] = tuple(values[name])
-    return cls(node_id=node_id, turn_id=turn_id, **values)
+        raise JournalTooNew(f"the journal holds an event of kind {kind!r}, which this version does not know; {_ADVICE}")
+    own: dict[str, Any] | None = None
+    for name, restore in _RESTORE[cls]:
+        if data.get(name) is not None:
+            # Copied by the first that has something to restore: most events have nothing.
+            own = dict(data) if own is None else own
+            own[name] = restore(data[name])
+    values = data if own is None else own
+    try:
+        return cls(node_id=node_id, turn_id=turn_id, **values)
+    except TypeError as error:
+        unknown = ", ".join(sorted(values.keys() - cls.__dataclass_fields__.keys()))
+        raise JournalTooNew(
+            f"a {kind!r} event of {node_id!r} has what this version does not know ({unknown or error}); {_ADVICE}"
+        ) from error
+
+
+_ADVICE = "read the journal with the version of remit that wrote it, or a newer one"
+
+
+def _restorers(own: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """Return the fields of a kind that JSON has in another form, and what gives them their own."""
+    known: dict[str, Callable[[Any], Any]] = {"cause": Cause.from_dict, "outcome": Outcome}
+    tuples = {name: tuple for name, default in own if isinstance(default, tuple)}
+    return tuple((name, {**known, **tuples}[name]) for name, _ in own if name in known or name in tuples)
+
+
+_RESTORE: dict[type[Event], tuple[tuple[str, Callable[[Any], Any]], ...]] = {
+    cls: _restorers(own) for cls, own in _OWN_FIELDS.items()
+}

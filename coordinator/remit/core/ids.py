@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NewType
 
 __all__ = [
+    "ApprovalId",
     "AttemptNumber",
     "ClaimId",
     "ClientId",
@@ -41,6 +42,8 @@ HostId = NewType("HostId", str)
 """One agent host, `host_...`."""
 ClaimId = NewType("ClaimId", str)
 """One request for claims on workspace paths, `claim_...`."""
+ApprovalId = NewType("ApprovalId", str)
+"""One request for approval of an action, `approval_...`."""
 RequestId = NewType("RequestId", str)
 """One request of a client, `req_...`; the same id sent twice is carried out once."""
 AttemptNumber = NewType("AttemptNumber", int)
@@ -115,6 +118,10 @@ class IdFactory:
     def claim(self) -> ClaimId:
         """Return a new claim id."""
         return ClaimId(self.new("claim"))
+
+    def approval(self) -> ApprovalId:
+        """Return a new approval id."""
+        return ApprovalId(self.new("approval"))
 
     def request(self) -> RequestId:
         """Return a new request id."""

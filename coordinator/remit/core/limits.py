@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["Limits"]
+__all__ = ["Limits", "is_amount"]
+
+
+def is_amount(value: object, *, above_zero: bool = False) -> bool:
+    """Tell whether a value is a finite number, not negative: no NaN, no infinity, no truth value."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    return value > 0 if above_zero else value >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +35,22 @@ class Limits:
     """Workspace only: runs with a Ray actor to themselves at once; 2 x CPUs by default."""
     max_result_bytes: int | None = None
     """Size of one pickled result or argument set, in bytes; 16 MiB by default."""
+    tokens: int | None = None
+    """Turn, run or session: tokens for it and all below it; it is cancelled (`budget`) once they are spent."""
+    cost: float | None = None
+    """The same in money, in whatever currency `ctx.spend` is told; a number more than 0."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that can never work.
 
         Raises:
-            ValueError: a limit is below 1.
+            ValueError: a limit is below 1, or `cost` is not a finite number more than 0.
         """
+        if self.cost is not None and not is_amount(self.cost, above_zero=True):
+            raise ValueError(f"limit cost must be a finite number more than 0, not {self.cost!r}")
         for name in self.__slots__:
+            if name == "cost":
+                continue
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"limit {name} must be a whole number from 1, not {value!r}")

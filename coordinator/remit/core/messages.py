@@ -18,9 +18,13 @@ from remit.core.cause import Cause, CauseKind
 from remit.core.errors import RemitError
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
+from remit.core.records import ApprovalRecord
 
 __all__ = [
     "PROTOCOL",
+    "AnswerApproval",
+    "ApprovalNotice",
+    "AskApproval",
     "AskClaim",
     "BodyTiming",
     "CancelAnswer",
@@ -32,18 +36,27 @@ __all__ = [
     "ClaimNotice",
     "ClientOpened",
     "DelegateRequest",
+    "DrainAnswer",
+    "DrainRequest",
     "EndedNotice",
     "FinishTurn",
     "FlushOrder",
     "GiveUpClaim",
+    "HostInventory",
+    "LiveAttempt",
+    "NoteEffect",
+    "NotePartial",
+    "NoteSpend",
     "OpenClient",
     "OpenTurn",
+    "OrderBatch",
     "PollReply",
     "ReportBatch",
     "ReportEnded",
     "ReportProcess",
     "ReportProgress",
     "ReportResume",
+    "ReportSpend",
     "ReportWaiting",
     "ResumeOrder",
     "RunRequest",
@@ -52,12 +65,13 @@ __all__ = [
     "TurnCancelledNotice",
     "TurnStartedNotice",
     "WaitRefused",
+    "WithdrawApproval",
     "dumps",
     "loads",
 ]
 
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of these messages; both ends must have the same."""
 
 
@@ -109,6 +123,12 @@ class OpenTurn:
     grace_s: float = 5.0
     limits: Limits | None = None
     trace: str = ""
+    session_limits: Limits | None = None
+    """Budget of the whole session, from this turn on; None leaves it as it is."""
+    approvals: tuple[Mapping[str, Any], ...] = ()
+    """Rules for approvals below this turn, as `ApprovalRule.to_dict` writes them; none: ask."""
+    on_failure: str = "continue"
+    """`stop`: the first run delegated by the turn itself that does not succeed cancels the others."""
 
 
 class BodyTiming(NamedTuple):
@@ -165,6 +185,9 @@ class FinishTurn:
     report: str = "returned"
     error_type: str = ""
     error: str = ""
+    tokens: int = 0
+    """All that its body has spent; see `NoteSpend`."""
+    cost: float = 0.0
     timing: BodyTiming | None = None
 
 
@@ -189,6 +212,10 @@ class RunRequest(NamedTuple):
     limits: Limits | None = None
     claims: tuple[Mapping[str, Any], ...] = ()
     """Areas that it must hold before it takes a slot, as `Area.to_dict` writes them."""
+    wishes: tuple[tuple[str, str, bool], ...] = ()
+    """The claims behind them as they were spelled: mode, text, whether it is a glob."""
+    approvals: tuple[Mapping[str, Any], ...] = ()
+    """Rules for approvals of this run and below; they can only narrow what is allowed above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +289,65 @@ class ClaimCheck(NamedTuple):
     """Asks for this area under any lease of the owner instead of for one lease."""
 
 
+class AskApproval(NamedTuple):
+    """A body asks whether it may take an action; answered at once by a policy, or later by a person."""
+
+    approval_id: str
+    node_id: str
+    attempt: int
+    action: str
+    details: str = ""
+    """A bounded, redacted rendering."""
+    timeout_s: float | None = None
+
+
+class WithdrawApproval(NamedTuple):
+    """Whoever asked does not wait for the answer any more."""
+
+    approval_id: str
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerApproval:
+    """Somebody answers a request for approval; sent twice, it is one answer."""
+
+    request_id: str
+    approval_id: str
+    approve: bool
+    by: str = ""
+    surface: str = "python"
+    reason: str = ""
+    user: str = ""
+    """Only what belongs to this user (or to nobody) is found."""
+
+
+class NoteSpend(NamedTuple):
+    """What a turn's own body has spent so far, in all: a lost or repeated copy does no harm."""
+
+    turn_id: str
+    tokens: int
+    cost: float
+
+
+class NotePartial(NamedTuple):
+    """A turn's body hands over what there is so far."""
+
+    turn_id: str
+    preview: str
+    payload: bytes
+
+
+class NoteEffect(NamedTuple):
+    """A body is about to do something outside (`ended` false), or its end is known."""
+
+    node_id: str
+    attempt: int
+    effect_id: str
+    what: str = ""
+    ended: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class CancelAnswer:
     """What is true when a cancel request returns; never that it has stopped."""
@@ -290,6 +376,13 @@ class CancelSummary:
     effects_uncertain: int
     unconfirmed: tuple[str, ...]
     remaining: int
+    claims_freed: int = 0
+    """Leases of the target and of what is below it that have ended since the cancel."""
+    claims_quarantined: tuple[str, ...] = ()
+    """Those that have not, since their owner may still write: `write src/a.py of run_...`."""
+    tokens: int = 0
+    """Spent by the target and all below it, so far."""
+    cost: float = 0.0
 
 
 class ReportEnded(NamedTuple):
@@ -326,6 +419,15 @@ class ReportResume(NamedTuple):
     attempt: int
 
 
+class ReportSpend(NamedTuple):
+    """What the body of this attempt has spent so far, in all: a repeated copy does no harm."""
+
+    run_id: str
+    attempt: int
+    tokens: int
+    cost: float
+
+
 @dataclass(frozen=True, slots=True)
 class ReportProgress:
     """A body hands over a partial result."""
@@ -352,9 +454,11 @@ class ReportProcess:
     stopped: bool = False
     escalated: bool = False
     survivors: tuple[str, ...] = ()
+    handle: str = ""
+    background: bool = False
 
 
-Report = ReportEnded | ReportWaiting | ReportResume | ReportProgress | ReportProcess
+Report = ReportEnded | ReportWaiting | ReportResume | ReportSpend | ReportProgress | ReportProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +488,11 @@ class StartItem(NamedTuple):
     deadline_at: float | None = None
     trace: str = ""
     cause: Cause | None = None
+    claims: tuple[Mapping[str, Any], ...] = ()
+    """Areas that were granted to it before it took its slot."""
+    wishes: tuple[tuple[str, str, bool], ...] = ()
+    """The claims behind them, as in `RunRequest`."""
+    lineage: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +503,8 @@ class StartBatch:
     env: bytes
     agents: Mapping[str, bytes]
     items: tuple[StartItem, ...]
+    epoch: int = 0
+    """Life of the coordinator that sends it; a host that serves a later one refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +541,59 @@ class FlushOrder:
 
 
 Order = CancelOrder | ResumeOrder | WaitRefused | FlushOrder
+
+
+@dataclass(frozen=True, slots=True)
+class OrderBatch:
+    """Orders for one host; one of an earlier life of the coordinator is refused as a whole."""
+
+    epoch: int
+    orders: tuple[Order, ...]
+
+
+class LiveAttempt(NamedTuple):
+    """One attempt that a host has taken on and whose end no coordinator has acknowledged."""
+
+    run_id: str
+    attempt: int
+    reported: bool = False
+    """Its body has ended; the report is on its way, again and again until it is acknowledged."""
+    waiting: ReportWaiting | None = None
+    """The wait that its body is in, if it is in one."""
+    resuming: bool = False
+    """Its wait is over and it has asked for its slot."""
+
+
+class HostInventory(NamedTuple):
+    """What is really there on a host, as it says to a coordinator that was begun again."""
+
+    host_id: str
+    pid: int
+    machine: str
+    attempts: tuple[LiveAttempt, ...] = ()
+    node: str = ""
+    """The node of the cluster that it runs on."""
+
+
+class DrainRequest(NamedTuple):
+    """Move work away from a node of the cluster, or let it have work again (`undo`)."""
+
+    node: str
+    reason: str = ""
+    undo: bool = False
+
+
+class DrainAnswer(NamedTuple):
+    """What is true when a drain request returns: nothing starts there any more."""
+
+    node: str
+    """Id of the node."""
+    name: str
+    """Its name, for people."""
+    hosts: int
+    """Agent hosts there that take no more runs."""
+    runs: int
+    """Attempts that were told to end; their runs go on elsewhere."""
 
 
 class EndedNotice(NamedTuple):
@@ -474,7 +638,17 @@ class ClaimNotice:
     """Why it was not granted."""
 
 
-Notice = EndedNotice | TurnStartedNotice | TurnCancelledNotice | ClaimNotice
+@dataclass(frozen=True, slots=True)
+class ApprovalNotice:
+    """A request for approval has its answer."""
+
+    node_id: str
+    """Id of the approval."""
+    record: ApprovalRecord
+    """With the decision in it."""
+
+
+Notice = EndedNotice | TurnStartedNotice | TurnCancelledNotice | ClaimNotice | ApprovalNotice
 
 
 @dataclass(frozen=True, slots=True)

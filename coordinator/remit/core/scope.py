@@ -141,6 +141,11 @@ class TaskScope:
         ours = unwound and not foreign
         return ScopeVerdict(ours, foreign, issued > 0 and not unwound)
 
+    @property
+    def is_shielded(self) -> bool:
+        """Whether a shield holds back delivery at this moment; asked in the loop's thread."""
+        return self._is_shielded()
+
     def owns_cancellation(self) -> bool:
         """Tell whether every cancel that the task has pending is ours."""
         task = self.task

@@ -14,7 +14,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from remit.core.errors import InvalidArgument, JournalBusy, JournalError
-from remit.journal.record import JournalRecord, Row, StoredRecord, decode_data, duplicate_terminal, encode_records
+from remit.journal.record import (
+    JournalRecord,
+    Row,
+    StoredRecord,
+    StoredSnapshot,
+    decode_data,
+    duplicate_terminal,
+    encode_records,
+)
 from remit.journal.store import DEFAULT_CLOSE_TIMEOUT_S
 
 __all__ = ["MemoryJournal", "MemoryJournalReader"]
@@ -30,6 +38,7 @@ class _Shelf:
     ended: set[str] = field(default_factory=set[str])
     epoch: int = 0
     writer: MemoryJournal | None = None
+    snapshot: StoredSnapshot | None = None
 
 
 class MemoryJournal:
@@ -48,7 +57,7 @@ class MemoryJournal:
     def __init__(self, *, hold: bool = False, previous: MemoryJournal | None = None) -> None:
         self._hold = hold
         self._shelf: _Shelf = _Shelf() if previous is None else previous._shelf
-        self._queue: deque[tuple[list[Row], Future[int]]] = deque()
+        self._queue: deque[tuple[list[Row], Future[int], StoredSnapshot | None]] = deque()
         # Guards the queue and orders commits; taken before the shelf's lock.
         # Reentrant, since a future's callback may append; callbacks run under
         # it, so they must not wait for a thread that appends.
@@ -80,12 +89,21 @@ class MemoryJournal:
 
         Durability: none beyond this process.
         """
-        rows = encode_records(records)
+        return self._put(encode_records(records), None)
+
+    def save_snapshot(self, seq: int, data: bytes) -> Future[int]:
+        """Keep a state; see `Journal.save_snapshot`.
+
+        Durability: none beyond this process.
+        """
+        return self._put([], StoredSnapshot(seq, 0, data))
+
+    def _put(self, rows: list[Row], snapshot: StoredSnapshot | None) -> Future[int]:
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
             if not self._ended_by:
-                self._queue.append((rows, future))
+                self._queue.append((rows, future, snapshot))
                 if not self._hold:
                     self.release()
                 return future
@@ -106,8 +124,8 @@ class MemoryJournal:
             with self._lock:
                 if not self._queue:
                     break
-                rows, future = self._queue.popleft()
-                verdict = self._commit(rows)
+                rows, future, snapshot = self._queue.popleft()
+                verdict = self._commit(rows, snapshot)
                 released += 1
                 # Under the lock: futures resolve in the order of the journal.
                 if isinstance(verdict, JournalError):
@@ -149,7 +167,7 @@ class MemoryJournal:
             while self._queue:
                 self._queue.popleft()[1].set_exception(JournalError(self._ended_by))
 
-    def _commit(self, rows: list[Row]) -> int | JournalError:
+    def _commit(self, rows: list[Row], snapshot: StoredSnapshot | None) -> int | JournalError:
         """Put one batch on the shelf, or say why not."""
         shelf = self._shelf
         ending: set[str] = set()
@@ -160,6 +178,7 @@ class MemoryJournal:
                 if terminal:
                     ending.add(node_id)
             shelf.ended |= ending
+            shelf.snapshot = snapshot or shelf.snapshot
             shelf.rows.extend((self._epoch, row) for row in rows)
             return len(shelf.rows)
 
@@ -222,6 +241,48 @@ class MemoryJournalReader:
                 if payload is not None and row_node == node_id and row_kind == kind:
                     return payload
         return None
+
+    def snapshot(self) -> StoredSnapshot | None:
+        """Return the latest snapshot; see `JournalReader.snapshot`.
+
+        Raises:
+            JournalError: the reader is closed.
+        """
+        return self._open_shelf().snapshot
+
+    def base(self) -> int:
+        """Return 0: nothing is ever taken away here.
+
+        Raises:
+            JournalError: the reader is closed.
+        """
+        self._open_shelf()
+        return 0
+
+    def ended_turns(self, *, limit: int | None = None) -> list[str]:
+        """Return ended turns, latest first; see `JournalReader.ended_turns`.
+
+        Raises:
+            JournalError: the reader is closed.
+        """
+        ended = [node for node, turn in self._ends() if node == turn]
+        return ended[::-1][:limit]
+
+    def find_ended(self, text: str, *, limit: int) -> list[tuple[str, str]]:
+        """Return ended nodes by a part of their id; see `JournalReader.find_ended`.
+
+        Raises:
+            JournalError: the reader is closed.
+        """
+        ends = self._ends()
+        exact = [pair for pair in ends if pair[0] == text]
+        return exact or [pair for pair in ends if pair[0].startswith(text) or pair[0].endswith(text)][:limit]
+
+    def _ends(self) -> list[tuple[str, str]]:
+        """Return node and turn of all that have ended, in the order of their ends."""
+        shelf = self._open_shelf()
+        with shelf.lock:
+            return [(node, turn) for _, (_, _, node, turn, terminal, _, _) in shelf.rows if terminal]
 
     def last_seq(self) -> int:
         """Return the place of the last durable record, 0 in an empty journal.

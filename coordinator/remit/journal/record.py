@@ -8,13 +8,23 @@ caller changes afterwards changes nothing in the journal.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from remit.core.errors import DuplicateTerminalEvent, InvalidArgument
+from remit.core.events import EVENTS_VERSION
 
-__all__ = ["JournalRecord", "Row", "StoredRecord", "decode_data", "duplicate_terminal", "encode_records"]
+__all__ = [
+    "JournalRecord",
+    "Row",
+    "StoredRecord",
+    "StoredSnapshot",
+    "decode_data",
+    "decode_many",
+    "duplicate_terminal",
+    "encode_records",
+]
 
 Row: TypeAlias = tuple[int, str, str, str, int, str, bytes | None]
 """`at_unix_ms`, `kind`, `node_id`, `turn_id`, `terminal` as 0 or 1, `data` as JSON text, `payload`."""
@@ -24,9 +34,28 @@ _MAX_PAYLOAD_BYTES = 512 * 1024 * 1024
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
-@dataclass(frozen=True, slots=True)
-class JournalRecord:
-    """One record to be written. The journal does not look at what it means."""
+def _make_encoder() -> Callable[[Any], str]:
+    """Return a function that writes a value as compact JSON text.
+
+    `JSONEncoder.encode` makes a new encoder in C for each value, which takes as
+    long as writing one of ours. Where the standard library has none in C, that is used.
+    """
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return _JSON.encode
+    # Arguments as `JSONEncoder.iterencode` gives them; without markers a cycle ends as RecursionError.
+    encode = make(None, _JSON.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False)
+    return lambda value: "".join(encode(value, 0))
+
+
+_encode = _make_encoder()
+
+
+class JournalRecord(NamedTuple):
+    """One record to be written. The journal does not look at what it means.
+
+    A named tuple, since thousands are made in a second: a third of a frozen dataclass's cost.
+    """
 
     kind: str
     """What happened, as a stable word."""
@@ -49,7 +78,7 @@ class StoredRecord:
     """One record as it stands in a journal, without its payload."""
 
     seq: int
-    """Place in the journal, from 1, without gaps; grows with each record."""
+    """Place in the journal, from 1; written without gaps, which retention may make."""
     epoch: int
     """Life of the writer that wrote it, from 1."""
     kind: str
@@ -64,6 +93,8 @@ class StoredRecord:
     """As in `JournalRecord`, read back from JSON: tuples have become lists."""
     terminal: bool = False
     """As in `JournalRecord`."""
+    version: int = EVENTS_VERSION
+    """Version of the events in which `data` was written."""
 
     @property
     def record(self) -> JournalRecord:
@@ -78,6 +109,18 @@ class StoredRecord:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A state that was kept, so that what led to it need not be read."""
+
+    seq: int
+    """Place of the last record that is part of it."""
+    at_unix_ms: int
+    """When it was kept, in milliseconds since 1970."""
+    data: bytes
+    """What `Journal.save_snapshot` was given."""
+
+
 def encode_records(records: Sequence[JournalRecord]) -> list[Row]:
     """Turn records into rows, all or none.
 
@@ -88,7 +131,7 @@ def encode_records(records: Sequence[JournalRecord]) -> list[Row]:
         InvalidArgument: a field has the wrong type, the data is not JSON, or the
             payload is larger than 512 MiB.
     """
-    encode = _JSON.encode
+    encode = _encode
     rows: list[Row] = []
     for record in records:
         at_unix_ms, kind, node_id, turn_id = record.at_unix_ms, record.kind, record.node_id, record.turn_id
@@ -115,6 +158,16 @@ def decode_data(text: str) -> dict[str, Any]:
         text: JSON text that `encode_records` made.
     """
     data: dict[str, Any] = json.loads(text)
+    return data
+
+
+def decode_many(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Read back the data of many rows: three times as fast as one by one.
+
+    Args:
+        texts: JSON texts that `encode_records` made.
+    """
+    data: list[dict[str, Any]] = json.loads(f"[{','.join(texts)}]")
     return data
 
 

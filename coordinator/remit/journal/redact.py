@@ -107,7 +107,7 @@ def redact(value: Any, *, keys: Collection[str] = DEFAULT_KEYS) -> Any:
         value: anything; it is not changed.
         keys: words that make a key telling, in lower case with underscores. A key
             matches when it has the word in it (`X-Api-Key`, `dbPassword`), save
-            where it counts something (`max_tokens: 4096`).
+            where it counts something (`max_tokens: 4096`) and the word is one of the default ones.
     """
     return _Redaction(keys).walk(value, _MAX_DEPTH)
 
@@ -135,8 +135,9 @@ class _Keys:
     """Decides which keys are telling."""
 
     def __init__(self, keys: Collection[str]) -> None:
-        self._padded = tuple(f"_{key}{plural}_" for key in keys for plural in ("", "s"))
-        self._endings = tuple(key.replace("_", "") for key in keys if len(key) > 4)
+        self._padded, self._endings = _forms(keys)
+        # Whoever names a key of his own means it, whatever else the key counts.
+        self._own = _forms([key for key in keys if key not in DEFAULT_KEYS])
         self._seen: dict[str, bool] = {}
 
     def hides(self, key: str, value: Any) -> bool:
@@ -147,14 +148,24 @@ class _Keys:
         if not telling or value is None or isinstance(value, bool):
             return False
         is_number = isinstance(value, int | float)
-        return not (is_number and self._is_count(_split(key)))
+        return not (is_number and self._is_count(_split(key)) and not _matches(_split(key), *self._own))
 
     def _is_telling(self, words: list[str]) -> bool:
-        padded = f"_{'_'.join(words)}_"
-        return any(key in padded for key in self._padded) or "".join(words).endswith(self._endings)
+        return _matches(words, self._padded, self._endings)
 
     def _is_count(self, words: list[str]) -> bool:
         return words[-1] == "tokens" or not _COUNTING.isdisjoint(words)
+
+
+def _forms(keys: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what stands for these keys within a padded key, and at the end of one without gaps."""
+    padded = tuple(f"_{key}{plural}_" for key in keys for plural in ("", "s"))
+    return padded, tuple(key.replace("_", "") for key in keys if len(key) > 4)
+
+
+def _matches(words: list[str], padded: tuple[str, ...], endings: tuple[str, ...]) -> bool:
+    text = f"_{'_'.join(words)}_"
+    return any(key in text for key in padded) or (bool(endings) and "".join(words).endswith(endings))
 
 
 class _Redaction(_Keys):

@@ -2,13 +2,16 @@
 
 **Invariants** of every journal
 
-1. `seq` runs from 1 without gaps, in the order of the calls of `append`.
+1. `seq` runs from 1 without gaps, in the order of the calls of `append`; retention
+   takes records away, and their places are not given out again.
 2. The records of one `append` are all there or none is, also after a crash.
 3. A node has at most one terminal record; a second one is refused with all that
    was appended in the same call, and with nothing else.
 4. A future that has resolved speaks of records that a crash cannot take back.
-5. One writer at a time; each has a larger `epoch` than all before it.
+5. One writer at a time; each has a larger `epoch` than all before it, and one that
+   is not the latest any more can write nothing.
 6. After the first error of the disk nothing more is written.
+7. Whoever reads a snapshot, and the records behind it, misses nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from remit.journal.record import JournalRecord, StoredRecord
+from remit.journal.record import JournalRecord, StoredRecord, StoredSnapshot
 
 __all__ = ["DEFAULT_CLOSE_TIMEOUT_S", "Journal", "JournalReader"]
 
@@ -56,6 +59,50 @@ class JournalReader(Protocol):
 
     def payload(self, node_id: str, kind: str) -> bytes | None:
         """Return the latest payload of this kind of record about this node, or None.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        ...
+
+    def snapshot(self) -> StoredSnapshot | None:
+        """Return the latest snapshot, or None if there is none.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        ...
+
+    def base(self) -> int:
+        """Return the place up to which retention may have taken records away; 0 if it never has.
+
+        There is a snapshot of that place, or of a later one.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        ...
+
+    def ended_turns(self, *, limit: int | None = None) -> list[str]:
+        """Return the ids of turns that have ended, the latest end first.
+
+        Args:
+            limit: at most that many; None for all.
+
+        Raises:
+            JournalError: the journal cannot be read.
+        """
+        ...
+
+    def find_ended(self, text: str, *, limit: int) -> list[tuple[str, str]]:
+        """Return ended turns and runs whose id is, or begins or ends with, a text.
+
+        Args:
+            text: an id alone is enough; otherwise a part of one.
+            limit: at most that many.
+
+        Returns:
+            Pairs of the node's id and that of its turn.
 
         Raises:
             JournalError: the journal cannot be read.
@@ -118,6 +165,24 @@ class Journal(Protocol):
 
         Durability: when the future has resolved, the batch and all before it
             are on the disk (fsync).
+        """
+        ...
+
+    def save_snapshot(self, seq: int, data: bytes) -> Future[int]:
+        """Keep a state, in the place of all that were kept before.
+
+        Thread-safe. Never waits for the disk. Queued behind everything that was
+        appended before.
+
+        Args:
+            seq: place of the last record that is part of the state: the result
+                of an `append`.
+            data: the state; the journal does not look at it.
+
+        Returns:
+            A future as that of `append`.
+
+        Durability: when the future has resolved, it is on the disk (fsync).
         """
         ...
 

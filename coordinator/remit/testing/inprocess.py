@@ -2,7 +2,8 @@
 
 The coordinator runs in a thread with its own event loop, each host in another, as
 they do under Ray; only the transport is a function call. A host that is killed
-stops answering and its reports are dropped, as if its process were gone.
+stops answering and its reports are dropped, as if its process were gone. The
+coordinator can be crashed and begun again: hosts and clients live on meanwhile.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import contextvars
 import os
 import socket
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from remit.agents.host import AgentHost
+from remit.agents.lifeline import Lifeline
 from remit.coordinator.api import Coordinator
+from remit.coordinator.engine import ClusterNode
 from remit.coordinator.life import Life, LoopScheduler
 from remit.coordinator.service import ServiceOptions
 from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
-from remit.core.messages import FlushOrder, dumps
+from remit.core.messages import HostInventory
 from remit.journal import Journal, MemoryJournal
 from remit.telemetry.recorder import Recorder, Sink
 from remit.telemetry.settings import TelemetrySettings
@@ -83,15 +86,22 @@ class InProcessLink:
         outer: Future[bytes] = Future()
         # As under Ray, a waiter that goes away does not cancel the request behind it.
         outer.set_running_or_notify_cancel()
-        if self.is_cut or self._system.closed:
-            outer.set_exception(CoordinatorUnavailable("the link is cut"))
+        if self.is_cut or self._system.closed or not self._system.take_flight(outer):
+            outer.set_exception(CoordinatorUnavailable("the link is cut", for_good=self._system.closed))
             return outer
-        # Between processes no context variables travel: not the task, span and log of whoever asks.
-        inner = contextvars.Context().run(
-            asyncio.run_coroutine_threadsafe, self._system.service_call(method, blob), self._system.loop
-        )
+        call = self._system.service_call(method, blob)
+        try:
+            # Between processes no context variables travel: not the task, span and log of whoever asks.
+            inner = contextvars.Context().run(asyncio.run_coroutine_threadsafe, call, self._system.loop)
+        except RuntimeError:
+            call.close()
+            self._system.land(outer)
+            outer.set_exception(CoordinatorUnavailable("the coordinator has ended"))
+            return outer
 
         def done(future: Future[bytes]) -> None:
+            if not self._system.land(outer):
+                return
             if self.is_cut:
                 outer.set_exception(CoordinatorUnavailable("the link is cut"))
             elif future.cancelled():
@@ -115,7 +125,9 @@ class InProcessLink:
 class InProcessHost:
     """A host in a thread of this process."""
 
-    def __init__(self, host_id: str, system: InProcess, on_gone: Callable[[str], None], limit: int) -> None:
+    def __init__(
+        self, host_id: str, system: InProcess, on_gone: Callable[[str], None], limit: int, node: str = "node_1"
+    ) -> None:
         self.id = host_id
         self.link = InProcessLink(system)
         self.host = AgentHost(
@@ -124,14 +136,39 @@ class InProcessHost:
             workspace=Path(system.workspace),
             max_result_bytes=limit,
             own_process=False,
+            node=node,
         )
+        self.node = node
         self.pid = os.getpid()
         self.machine = socket.gethostname()
         self.received: list[str] = []
         """What arrived, in order: `start` and `control`."""
+        self.is_deaf = False
+        """While true, it does not answer a coordinator that asks what it has."""
         self._thread = LoopThread(f"remit-{host_id[-8:]}")
         self._on_gone = on_gone
         self._dead = False
+        self.lifeline = Lifeline(host_id, self.link, self._left_alone)
+        """Its watch over the coordinator; `look` by hand, it has no thread here."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Tell whether it was killed or has ended itself."""
+        return self._dead
+
+    def tell(self, on_gone: Callable[[str], None]) -> None:
+        """Tell somebody else of its death from now on."""
+        self._on_gone = on_gone
+
+    async def inventory(self, epoch: int) -> HostInventory:
+        """Say what is here; raises as if nobody answered while `is_deaf`."""
+        if self.is_deaf or self._dead:
+            raise CoordinatorUnavailable(f"host {self.id} does not answer")
+        return self.host.inventory(epoch)
+
+    def _left_alone(self, reason: str) -> None:
+        self.host.end(reason, timeout_s=5.0)
+        self.kill(reason)
 
     def start(self, batch: bytes) -> None:
         """Take a batch of attempts."""
@@ -145,10 +182,10 @@ class InProcessHost:
             self.received.append("control")
             self.host.control(orders)
 
-    async def flush(self, timeout_s: float) -> None:
+    async def flush(self, orders: bytes) -> None:
         """Let spans that have ended be handed on."""
         if not self._dead:
-            self.host.control(dumps((FlushOrder(timeout_s),)))
+            self.host.control(orders)
 
     def kill(self, reason: str = "killed") -> None:
         """Vanish: nothing that still runs here is heard of again."""
@@ -182,13 +219,39 @@ class InProcessEngine:
         """Process ids that were to be ended for dead hosts."""
         self.sweeps_succeed = True
         """What is answered to them: whether the process is proven gone."""
+        self.cluster = [ClusterNode("node_1", "here")]
+        """Nodes that hosts are started on: the first one that is not to be avoided."""
+        self.aborted = 0
+        """How often a coordinator has ended its own life because its journal had failed."""
 
-    async def spawn(self, host_id: str, resources: Mapping[str, Any], on_gone: Callable[[str], None]) -> InProcessHost:
+    async def spawn(
+        self,
+        host_id: str,
+        resources: Mapping[str, Any],
+        on_gone: Callable[[str], None],
+        *,
+        avoid: Collection[str] = (),
+    ) -> InProcessHost:
         """Start a host in a thread."""
         await self._system.gate("spawn")
-        host = InProcessHost(host_id, self._system, on_gone, self._limit)
+        node = next((node.id for node in self.cluster if node.id not in avoid), None)
+        if node is None:
+            raise CoordinatorUnavailable("no node of the cluster takes work")
+        host = InProcessHost(host_id, self._system, on_gone, self._limit, node)
         self.hosts[host_id] = host
         return host
+
+    async def find(self, host_id: str, on_gone: Callable[[str], None]) -> InProcessHost | None:
+        """Return a host that an earlier life has started."""
+        host = self.hosts.get(host_id)
+        if host is None or host.is_dead:
+            return None
+        host.tell(on_gone)
+        return host
+
+    async def nodes(self) -> tuple[ClusterNode, ...]:
+        """Return the nodes of `cluster`."""
+        return tuple(self.cluster)
 
     async def kill(self, host_id: str) -> None:
         """Make a host vanish."""
@@ -198,11 +261,26 @@ class InProcessEngine:
 
     def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
         """Note which process would be ended, and say what `sweeps_succeed` says."""
-        self.swept.append(pid)
+        if pid:
+            self.swept.append(pid)
         on_done(self.sweeps_succeed)
+
+    async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
+        """Return nothing: hosts in this process outlive their coordinator and tell of their programs."""
+        return {}
+
+    def vouch(self) -> None:
+        """Nothing to say: hosts in this process vouch for their programs themselves."""
+
+    def release_programs(self) -> None:
+        """Nothing to end: hosts in this process end their programs themselves."""
 
     def exit(self) -> None:
         """Nothing to end: the process is the test's."""
+
+    def abort(self) -> None:
+        """Count it; the test begins the next life."""
+        self.aborted += 1
 
 
 class InProcess:
@@ -234,21 +312,110 @@ class InProcess:
         self.calls: list[str] = []
         """Names of the requests that arrived, in order."""
         self._gates: dict[str, asyncio.Event] = {}
+        self._poll_s = poll_s
+        self._telemetry = telemetry
+        self._sinks = tuple(sinks)
+        self._fatal: Callable[[Sequence[str]], bool] | None = None
+        self.died = threading.Event()
+        """Set when the failpoint of `die_after` was reached."""
+        self._flying: set[Future[bytes]] = set()
+        self._flights = threading.Lock()
+        self._down = False
         self._thread = LoopThread("remit-coordinator")
         self.engine = InProcessEngine(self, self.settings.max_result_bytes)
-        self.life: Life = self._thread.call(self._begin(poll_s, telemetry, sinks))
+        try:
+            self.life: Life = self._thread.call(self._begin())
+        except BaseException:
+            self._thread.close()
+            raise
 
-    async def _begin(self, poll_s: float, telemetry: TelemetrySettings | None, sinks: Sequence[Sink]) -> Life:
-        options = ServiceOptions(workspace=self.workspace, poll_s=poll_s, housekeeping_s=0.1)
+    async def _begin(self) -> Life:
+        options = ServiceOptions(
+            workspace=self.workspace,
+            poll_s=self._poll_s,
+            housekeeping_s=0.1,
+            ask_hosts_s=10.0,
+            failpoint=self._failpoint,
+        )
         return await Life.begin(
             options,
             engine=self.engine,
             settings=self.settings,
             scheduler=LoopScheduler(),
             journal=self.journal,
-            telemetry=telemetry,
-            sinks=sinks,
+            telemetry=self._telemetry,
+            sinks=self._sinks,
         )
+
+    # -- crashes -------------------------------------------------------------------
+
+    def die_after(self, *kinds: str) -> None:
+        """Let the coordinator die once events of all these kinds are durable, before their effects.
+
+        It hangs from there on; `died` is set. `restart_coordinator` begins the next life.
+        """
+        wanted = set(kinds)
+        self.died.clear()
+        self._fatal = lambda seen: wanted <= set(seen)
+
+    def _failpoint(self, kinds: Sequence[str]) -> bool:
+        if self._fatal is None or not self._fatal(kinds):
+            return False
+        self._fatal = None
+        self.died.set()
+        return True
+
+    def crash_coordinator(self) -> None:
+        """End the coordinator as `kill -9` does; hosts and clients find nobody from now on.
+
+        What the journal had not made durable is gone with it.
+        """
+        with self._flights:
+            self._down = True
+        self._fatal = None
+        # First the loop: a process that is killed tells nobody that its journal is gone.
+        self._thread.close()
+        if isinstance(self.journal, MemoryJournal):
+            self.journal.crash()
+        self.life.spool.close()
+        if self.life.recorder is not None:
+            self.life.recorder.abandon()
+        self._gates.clear()
+        with self._flights:
+            lost, self._flying = self._flying, set()
+        for outer in lost:
+            outer.set_exception(CoordinatorUnavailable("the coordinator has ended"))
+
+    def restart_coordinator(self, journal: Journal | None = None) -> None:
+        """Begin the next life, over what was durable; crash the present one first if it is there.
+
+        Args:
+            journal: the journal of the next life; by default what follows the one in memory.
+        """
+        if not self._down:
+            self.crash_coordinator()
+        if journal is None:
+            assert isinstance(self.journal, MemoryJournal)
+            journal = MemoryJournal(previous=self.journal)
+        self.journal = journal
+        self._thread = LoopThread("remit-coordinator")
+        self.life = self._thread.call(self._begin())
+        with self._flights:
+            self._down = False
+
+    def take_flight(self, outer: Future[bytes]) -> bool:
+        """Take note of a request on its way; false if there is no coordinator."""
+        with self._flights:
+            if not self._down:
+                self._flying.add(outer)
+            return not self._down
+
+    def land(self, outer: Future[bytes]) -> bool:
+        """Take note of an answer; false if the request was lost in a crash."""
+        with self._flights:
+            was_there = outer in self._flying
+            self._flying.discard(outer)
+            return was_there
 
     @property
     def recorder(self) -> Recorder | None:
@@ -304,6 +471,7 @@ class InProcess:
             host.close()
         self.closed = True
         self._thread.close()
+        self.life.spool.close()
         self.journal.close()
         if self.life.recorder is not None:
             self.life.recorder.close()

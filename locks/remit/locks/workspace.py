@@ -29,7 +29,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from remit.locks.area import Area, AreaKind, merge, pattern_of
+from remit.locks.area import Area, AreaKind, includes, merge, pattern_of
 from remit.locks.claims import Claim, Mode
 from remit.locks.errors import InvalidClaim, OutsideWorkspace
 from remit.locks.glob import expand_braces, parse_name
@@ -61,7 +61,8 @@ class Workspace:
 
     def __init__(self, root: str | os.PathLike[str], *, ignores_case: bool | None = None) -> None:
         self.root = Path(os.path.realpath(root))
-        if not self.root.is_dir():
+        # The empty text would be wherever this process happens to be.
+        if not os.fspath(root) or not self.root.is_dir():
             raise InvalidClaim(f"workspace {os.fspath(root)!r} is not a folder")
         self.ignores_case = _ignores_case(self.root) if ignores_case is None else ignores_case
 
@@ -84,14 +85,17 @@ class Workspace:
         return merge(found)
 
     def still_holds(self, claims: Iterable[Claim], areas: tuple[Area, ...]) -> bool:
-        """Tell whether the claims still lead to the areas that were granted.
+        """Tell whether what was granted covers all that the claims lead to now.
+
+        It may cover more: whoever had the claim before may have replaced a file that
+        had other names by one that has none.
 
         Args:
             claims: what was asked for.
             areas: what `areas` made of it then.
         """
         try:
-            return set(self.areas(claims)) == set(areas)
+            return all(any(includes(granted, area) for granted in areas) for area in self.areas(claims))
         except InvalidClaim:
             return False
 
@@ -148,6 +152,7 @@ class Workspace:
             the names of the real path below the root, and each link that led
             there, with whether it is what the path itself names.
         """
+        root = str(self.root)
         todo = _parts(self._relative(claim))
         names: list[str] = []
         links: list[tuple[list[str], bool]] = []
@@ -162,7 +167,8 @@ class Workspace:
                     todo = _parts(self._inside(outside, claim))
                 continue
             names.append(part)
-            target = _link_target(self.root.joinpath(*names), claim)
+            # Texts, not `Path`s: a claim is walked twice, and making paths was half of the time.
+            target = _link_target(os.path.join(root, *names), claim)
             if target is None:
                 continue
             links.append((list(names), not todo and not any(at_end for _, at_end in links)))
@@ -220,7 +226,7 @@ def _check_text(claim: Claim) -> None:
         raise InvalidClaim(f"a glob has at most {MAX_GLOB_CHARACTERS} characters, not {len(text)}")
 
 
-def _link_target(path: Path, claim: Claim) -> str | None:
+def _link_target(path: str, claim: Claim) -> str | None:
     """Return where a link points to, or None if this is none or does not exist."""
     try:
         return os.readlink(path) if stat.S_ISLNK(os.lstat(path).st_mode) else None
@@ -233,7 +239,7 @@ def _link_target(path: Path, claim: Claim) -> str | None:
 def _inode_areas(mode: Mode, root: Path, names: list[str]) -> list[Area]:
     """Return the inode of a file that has other names, which may lie anywhere."""
     try:
-        found = os.lstat(root.joinpath(*names))
+        found = os.lstat(os.path.join(root, *names))
     except OSError:
         return []  # no file, no other names
     if not stat.S_ISREG(found.st_mode) or found.st_nlink < 2:

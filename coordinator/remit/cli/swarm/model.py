@@ -188,10 +188,20 @@ class LimitsSpec(_Spec):
     """Runs that may be delegated here over the whole life."""
     max_concurrent: _Count | None = None
     """Runs below that may be at work at the same time."""
+    tokens: _Count | None = None
+    """Tokens that may be spent here and below; once they are, all of it is cancelled."""
+    cost: Annotated[float, Field(gt=0, strict=False)] | None = None
+    """The same in money."""
 
     def limits(self) -> Limits:
         """Return the same as the rest of the program knows it."""
-        return Limits(max_depth=self.max_depth, max_children=self.max_children, max_concurrent=self.max_concurrent)
+        return Limits(
+            max_depth=self.max_depth,
+            max_children=self.max_children,
+            max_concurrent=self.max_concurrent,
+            tokens=self.tokens,
+            cost=self.cost,
+        )
 
 
 class AgentSpec(_Spec):

@@ -1,0 +1,284 @@
+"""The keeper: one process, one thread, one job; whoever else dies, it ends its tree and says how.
+
+**Invariants**
+
+1. It survives its supervisor and dies after its job.
+2. It has none of its parent's descriptors but the lifeline, and the program has
+   none of its own.
+3. It is a child of whoever forked it, who waits for it.
+
+What is left behind when it is killed: the program dies with it where the system
+has that; the rest of the tree is found by `state.json` (mark, root, control group).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from remit.processes.connections import Connection
+from remit.processes.containment import become_subreaper, detect
+from remit.processes.desk import Desk
+from remit.processes.jobs import SOCKET_NAME, JobSpec, boot_id
+from remit.processes.keeping import Keeping
+from remit.processes.table import ProcessIdentity
+from remit.processes.tree import identify
+
+__all__ = ["LOG_NAME", "REATTACH_GRACE_S", "ForkedKeeper", "fork_keeper", "run_keeper"]
+
+LOG_NAME = "keeper.log"
+"""File of the job's directory for a traceback; there only if the keeper itself failed."""
+REATTACH_GRACE_S = 20.0
+"""How long a foreground job goes on without a supervisor, by default; below the 30 s of a lease."""
+
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP)
+_FLUSH_LIMIT_S = 1.0
+"""How long the end waits for peers that do not read."""
+_EXIT_BROKEN = 70  # EX_SOFTWARE of sysexits.h
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedKeeper:
+    """A keeper that was just forked."""
+
+    pid: int
+    """Its number; a child of the caller, who waits for it."""
+    lifeline: socket.socket
+    """Connection to it: messages of `remit.processes.frames`, both ways; closed, the keeper waits for another."""
+
+
+def fork_keeper(
+    spec: JobSpec,
+    *,
+    env: Mapping[str, str],
+    jobdir: Path,
+    stdin: bytes | None = None,
+    reattach_grace_s: float = REATTACH_GRACE_S,
+    epoch: int = 0,
+    containment: str | None = None,
+    failpoint: Callable[[str], None] | None = None,
+) -> ForkedKeeper:
+    """Fork a keeper, which starts the job at once; about two milliseconds.
+
+    Call it from a process with one thread. Arguments as for `run_keeper`.
+
+    Raises:
+        OSError: no process or descriptor is left; nothing was started.
+    """
+    # What every keeper would find out for itself is found out once, in the parent.
+    detect(containment)
+    boot_id()
+    ours, theirs = socket.socketpair()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid == 0:
+        run_keeper(
+            spec,
+            env=env,
+            jobdir=jobdir,
+            lifeline=theirs,
+            stdin=stdin,
+            reattach_grace_s=reattach_grace_s,
+            epoch=epoch,
+            containment=containment,
+            failpoint=failpoint,
+        )
+    theirs.close()
+    return ForkedKeeper(pid, ours)
+
+
+def run_keeper(
+    spec: JobSpec,
+    *,
+    env: Mapping[str, str],
+    jobdir: Path,
+    lifeline: socket.socket,
+    stdin: bytes | None = None,
+    reattach_grace_s: float = REATTACH_GRACE_S,
+    epoch: int = 0,
+    containment: str | None = None,
+    failpoint: Callable[[str], None] | None = None,
+) -> NoReturn:
+    """Be the keeper of a job until its end, then exit; for a freshly forked child with one thread.
+
+    The first message on the lifeline is `started`, or `ended` if it could not be started.
+
+    Args:
+        spec: what is to be run; checked by the caller.
+        env: the whole environment of the program; held in memory only.
+        jobdir: directory of the job, of this user alone; state, result and socket come here.
+        lifeline: see `ForkedKeeper.lifeline`, the other end.
+        stdin: bytes for standard input if the spec says `data`; held in memory only.
+        reattach_grace_s: seconds that a foreground job goes on when the lifeline has broken.
+        epoch: of the supervisor that holds the lifeline.
+        containment: switches as `remit.processes.containment.switched` takes them; None reads the environment.
+        failpoint: called with each word of `remit.processes.keeping.FAILPOINTS`, for tests.
+    """
+    code = _EXIT_BROKEN
+    try:
+        descriptor = _settle_in(jobdir, lifeline)
+        found = detect(containment)
+        found = replace(found, subreaper=found.subreaper and become_subreaper())
+        desk = Desk(descriptor)
+        keeping = Keeping(
+            spec,
+            env=env,
+            jobdir=jobdir,
+            stdin=stdin,
+            containment=found,
+            keeper=identify(os.getpid()) or ProcessIdentity(os.getpid(), 0),
+            epoch=epoch,
+            reattach_grace_s=reattach_grace_s,
+            tell=desk.tell,
+            failpoint=failpoint or _pass_by,
+        )
+        _Loop(desk, keeping).run()
+        code = 0
+    except BaseException:  # the outermost edge of this process: nobody is left to raise to
+        _log(jobdir)
+    finally:
+        os._exit(code)
+
+
+class _Loop:
+    """Wait for whatever comes first: a child's end, a message, a time."""
+
+    def __init__(self, desk: Desk, keeping: Keeping) -> None:
+        self._desk = desk
+        self._keeping = keeping
+        self._is_idle = False
+        self._wake, alarm = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(alarm, False)
+        # The handler does nothing; the byte in the pipe wakes the loop.
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Keep the job to its end."""
+        self._desk.open(SOCKET_NAME)
+        # A stop that was sent right behind the start is here already: then nothing starts.
+        if self._desk.lifeline is not None:
+            self._desk.read(self._desk.lifeline, self._keeping)
+        self._keeping.start()
+        pause: float | None = 0.0
+        while True:
+            child_ended = self._wait(pause)
+            pause = self._keeping.tick(child_ended=child_ended)
+            self._desk.close_broken(self._keeping)
+            if self._keeping.is_done:
+                break
+        self._flush()
+        self._desk.close(SOCKET_NAME)
+
+    def _wait(self, pause_s: float | None) -> bool:
+        """Wait that long at most and serve what came; tell whether a child has ended."""
+        actions = self._actions()
+        poll = select.poll()
+        for descriptor, (events, _) in actions.items():
+            poll.register(descriptor, events)
+        # Rounded up: a pause that is over a little too early would spin.
+        ready = poll.poll(None if pause_s is None else int(pause_s * 1000 + 0.999))
+        child_ended = False
+        self._is_idle = not ready
+        for descriptor, _ in ready:
+            if descriptor == self._wake:
+                child_ended = True
+            actions[descriptor][1]()
+        return child_ended
+
+    def _actions(self) -> dict[int, tuple[int, Callable[[], object]]]:
+        keeping, desk = self._keeping, self._desk
+        found: dict[int, tuple[int, Callable[[], object]]] = {self._wake: (select.POLLIN, self._drain)}
+        if desk.listener is not None:
+            found[desk.listener.fileno()] = (select.POLLIN, desk.accept)
+        if keeping.report is not None:
+            found[keeping.report] = (select.POLLIN, keeping.read_report)
+        if keeping.input is not None and not keeping.input.is_closed:
+            # Without events a pipe still tells that its reader has gone.
+            events = select.POLLOUT if keeping.input.wants_to_write else 0
+            found[keeping.input.descriptor] = (events, self._feed)
+        for connection in desk.connections:
+            events = select.POLLIN | (select.POLLOUT if connection.wants_to_send else 0)
+            found[connection.peer.fileno()] = (events, self._serving(connection))
+        return found
+
+    def _serving(self, connection: Connection) -> Callable[[], object]:
+        def serve() -> None:
+            connection.flush()
+            self._desk.read(connection, self._keeping)
+
+        return serve
+
+    def _feed(self) -> None:
+        pipe = self._keeping.input
+        if pipe is None:
+            return
+        if pipe.wants_to_write:
+            pipe.flush()
+        else:
+            pipe.close()
+
+    def _drain(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._wake, 4096):
+                pass
+
+    def _flush(self) -> None:
+        """Answer what was asked before the end, and let everybody read it, within a bound."""
+        until = time.monotonic() + _FLUSH_LIMIT_S
+        while time.monotonic() < until:
+            is_waiting = any(connection.wants_to_send for connection in self._desk.connections)
+            self._wait(0.05 if is_waiting else 0.0)
+            if self._is_idle and not is_waiting:
+                return
+
+
+def _settle_in(jobdir: Path, lifeline: socket.socket) -> socket.socket:
+    """Leave the parent behind: session, directory, signals, descriptors; return the lifeline."""
+    signal.set_wakeup_fd(-1)
+    for signum in _IGNORED:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    with suppress(PermissionError):  # it leads a session already
+        os.setsid()
+    os.chdir(jobdir)
+    # What the parent's objects would close when collected has other owners now; so nothing is collected.
+    gc.freeze()
+    _close_others(lifeline.fileno())
+    return lifeline
+
+
+def _close_others(kept: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in range(3):
+        os.dup2(null, number)
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2 and int(name) != kept:
+            with suppress(OSError):  # the listing's own
+                os.close(int(name))
+
+
+def _log(jobdir: Path) -> None:
+    with suppress(OSError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(jobdir / LOG_NAME, flags, 0o600)
+        os.write(descriptor, traceback.format_exc().encode("utf-8", "backslashreplace"))
+
+
+def _pass_by(place: str) -> None:
+    """Do nothing at a failpoint."""

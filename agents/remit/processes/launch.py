@@ -1,0 +1,180 @@
+"""Fork and execute the program of one job, from its keeper.
+
+**Invariants**
+
+1. Nothing of the program runs before the gate is opened; it never is when the
+   keeper dies first.
+2. The program has a session and a group of its own, default signals, three
+   open descriptors, and dies with its keeper where the system has that.
+3. Whatever kept it from being executed is told through the pipe, once.
+
+The keeper has one thread, so that Python code may run between fork and exec.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from remit.processes.containment import Cgroup, die_with_parent
+from remit.processes.jobs import JobSpec
+from remit.processes.table import MARK_VARIABLE
+
+__all__ = ["RUN_VARIABLE", "Launched", "StartFailure", "environment", "launch"]
+
+RUN_VARIABLE = "REMIT_RUN"
+"""Environment variable that tells a program which run, or turn, it belongs to."""
+
+_OOM_SCORE = b"300"
+"""Out of memory, a tool goes before the agents that can report it; proc_pid_oom_score_adj(5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A forked child that waits at its gate."""
+
+    pid: int
+    """Its number; not waited for."""
+    gate: int
+    """Descriptor to open the gate with."""
+    report: int
+    """Descriptor that ends when the program is executed, or gives a `StartFailure` before."""
+
+    def open_gate(self) -> None:
+        """Let it execute the program."""
+        with suppress(BrokenPipeError):  # it is gone already; its end tells
+            os.write(self.gate, b".")
+        os.close(self.gate)
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    """Why a program could not be executed."""
+
+    errno: int | None
+    """The system's number of the error."""
+    text: str
+    """One sentence: what, and what to do."""
+
+    @classmethod
+    def from_report(cls, data: bytes, spec: JobSpec) -> StartFailure:
+        """Return the failure that the child reported."""
+        stage, number, text = json.loads(data)
+        return cls(number, describe_failure(spec, stage=stage, number=number, text=text))
+
+
+def environment(spec: JobSpec, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a job's program: what was given, and whose it is.
+
+    The mark is added to the one that is there: a program that was started from
+    inside another one belongs to both.
+    """
+    mark = "/".join(filter(None, (env.get(MARK_VARIABLE), spec.run or spec.turn, spec.job)))
+    return {**env, RUN_VARIABLE: spec.run or spec.turn, MARK_VARIABLE: mark}
+
+
+def launch(spec: JobSpec, *, env: Mapping[str, str], stdio: tuple[int, int, int], cgroup: Cgroup | None) -> Launched:
+    """Fork the child that will become the program, and leave it waiting at its gate.
+
+    Args:
+        spec: of the job.
+        env: the whole environment.
+        stdio: descriptors that become standard input, output and error; above 2.
+        cgroup: the group to enter, or None.
+
+    Raises:
+        OSError: no process or descriptor is left.
+    """
+    keeper = os.getpid()
+    gate, opener = os.pipe()
+    report, reporter = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        for descriptor in (gate, opener, report, reporter):
+            os.close(descriptor)
+        raise
+    if pid == 0:
+        os.close(opener)  # else it would keep its own gate from ending
+        _become(spec, env, stdio, cgroup, keeper, gate, reporter)
+    os.close(gate)
+    os.close(reporter)
+    return Launched(pid, opener, report)
+
+
+def _become(
+    spec: JobSpec,
+    env: Mapping[str, str],
+    stdio: tuple[int, int, int],
+    cgroup: Cgroup | None,
+    keeper: int,
+    gate: int,
+    reporter: int,
+) -> NoReturn:
+    stage = "setup"
+    try:
+        os.setsid()
+        die_with_parent(keeper)
+        if not os.read(gate, 1):
+            os._exit(1)
+        _prepare(stdio, cgroup)
+        os.umask(spec.umask)
+        stage = "cwd"
+        os.chdir(spec.cwd or "/")
+        stage = "exec"
+        os.execvpe(spec.argv[0], spec.argv, env)
+    except OSError as error:
+        _report(reporter, stage, error.errno, error.strerror or str(error))
+    except ValueError as error:  # NUL characters, `=` in a name, characters that no program can be given
+        _report(reporter, stage, errno.EINVAL, str(error))
+    finally:
+        os._exit(127)
+
+
+def _prepare(stdio: tuple[int, int, int], cgroup: Cgroup | None) -> None:
+    with suppress(OSError):  # not allowed here; the tree is found by the other ways
+        if cgroup is not None:
+            cgroup.enter()
+    with suppress(OSError):
+        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        os.write(descriptor, _OOM_SCORE)
+        os.close(descriptor)
+    for number, descriptor in enumerate(stdio):
+        os.dup2(descriptor, number)
+    # Handlers end with exec by themselves; what is ignored or blocked does not.
+    for signum in signal.valid_signals():
+        if signal.getsignal(signum) == signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _report(reporter: int, stage: str, number: int | None, text: str) -> None:
+    os.write(reporter, json.dumps([stage, number, text]).encode())
+
+
+def describe_failure(spec: JobSpec, *, stage: str, number: int | None, text: str) -> str:
+    """Return one sentence: which program, why not, and what to do."""
+    if stage == "files":
+        what = f"its files below {spec.output_dir!r} or its record cannot be made: {text}; check rights and space"
+    elif stage == "fork":
+        what = f"the machine has no process or descriptor left ({text}); end something, or raise the limit"
+    elif stage == "cwd" or (spec.cwd is not None and not Path(spec.cwd).is_dir()):
+        what = f"its working directory {spec.cwd or '/'!r} cannot be entered ({text}); make it, or give another one"
+    elif number == errno.ENOENT:
+        what = "there is no such program; install it, put it on PATH, or give its full path"
+    elif number in (errno.EACCES, errno.EPERM):
+        what = "it may not be executed; check that it is a program and its rights (chmod +x)"
+    elif number == errno.ENOEXEC:
+        what = "it is no executable format; does a script lack its first line (#!)?"
+    elif number == errno.E2BIG:
+        what = "its arguments and environment are too long; pass long values in a file"
+    else:
+        what = text
+    return f"cannot start {spec.argv[0]!r}: {what}"

@@ -1,0 +1,85 @@
+"""What the supervisor of jobs needs of others, and what it is asked: forks, channels, starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import socket
+from typing import Any, Protocol
+
+from remit.core.errors import RemitError
+from remit.processes.answers import StartAnswer
+from remit.processes.channel import Channel
+from remit.processes.jobs import JobSpec
+
+__all__ = ["Forks", "Open", "Start"]
+
+
+class Forks(Protocol):
+    """How keepers and sweepers come to life; both return their pid and our end of a stream socket."""
+
+    def keeper(self, spec: JobSpec, *, env: Mapping[str, str], jobdir: Path, stdin: bytes | None) -> tuple[int, socket]:
+        """Fork a keeper that starts the program.
+
+        Raises:
+            OSError: no memory, or no descriptor left.
+        """
+        ...
+
+    def sweeper(self, spec: JobSpec, *, jobdir: Path, keeper: int) -> tuple[int, socket]:
+        """Fork a process that ends what a lost keeper left, writes the result and sends it.
+
+        Args:
+            spec: the job.
+            jobdir: its directory.
+            keeper: number of the keeper that is gone, or 0.
+
+        Raises:
+            OSError: no memory, or no descriptor left.
+        """
+        ...
+
+    def prepare(self) -> None:
+        """Do ahead what the next start would have to wait for."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was done ahead."""
+        ...
+
+    def reap(self) -> None:
+        """Take the exit status of those that have ended, so that no zombie stays."""
+        ...
+
+
+class Open(Protocol):
+    """Makes a channel of a socket."""
+
+    def __call__(
+        self,
+        connection: socket,
+        *,
+        on_message: Callable[[Channel, dict[str, Any]], None],
+        on_close: Callable[[Channel], None],
+    ) -> Channel:
+        """Return the channel."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One request to start. Holds the environment, so it is never logged nor written."""
+
+    spec: JobSpec
+    """What is to run."""
+    fingerprint: str
+    """Digest of the command."""
+    env: Mapping[str, str] = field(repr=False)
+    """Environment of the program."""
+    stdin: bytes | None = field(repr=False)
+    """Data for standard input."""
+    answered: Callable[[StartAnswer | RemitError], None] = field(repr=False)
+    """Called once."""
+    wanted: Callable[[], bool] = field(repr=False)
+    """Tells whether anybody still waits for the answer."""

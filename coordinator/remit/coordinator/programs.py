@@ -1,0 +1,137 @@
+"""The programs of a workspace on one machine, as its coordinator sees them: they belong to the daemon there.
+
+Hosts start and stop them. The coordinator says that it is still there, asks what
+became of them after a restart, and ends those whose host is gone. Where no program
+was ever started there is no daemon, and none is started for a question.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from remit.agents.tooldesk import scope_of
+from remit.core.cause import Cause, CauseKind
+from remit.core.errors import RemitError
+from remit.processes import ProcessClient
+from remit.processes.leases import LEASE_S
+from remit.processes.place import Place
+
+__all__ = ["Programs"]
+
+logger = logging.getLogger("remit.coordinator")
+
+_EVERY_S = LEASE_S / 3
+
+
+class Programs:
+    """Thread-safe. Calls that block say so; the others return at once and work in a thread.
+
+    Args:
+        workspace: the workspace's folder.
+        holder: who vouches, for people.
+        state_dir: of the node; None for the default.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        workspace: str | Path,
+        *,
+        holder: str = "coordinator",
+        state_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scope = scope_of(workspace)
+        self._holder = holder
+        self._place = Place(state_dir)
+        self._clock = clock
+        self._vouched_at = -_EVERY_S
+        self._lock = threading.Lock()
+
+    def _is_used(self) -> bool:
+        """Tell whether any program was ever started on this machine."""
+        return self._place.jobs.is_dir()
+
+    def _client(self) -> ProcessClient:
+        return ProcessClient(state_dir=self._place.state_dir)
+
+    def vouch(self) -> None:
+        """Say that the coordinator is there, every some seconds at most."""
+        now = self._clock()
+        with self._lock:
+            if now - self._vouched_at < _EVERY_S:
+                return
+            self._vouched_at = now
+        threading.Thread(target=self._renew, name="remit-vouch", daemon=True).start()
+
+    def _renew(self) -> None:
+        if not self._is_used():
+            return
+        client = ProcessClient(state_dir=self._place.state_dir, start=False)
+        try:
+            client.renew(self._scope, holder=self._holder, ttl_s=LEASE_S)
+        except RemitError as error:
+            # No daemon: its keepers wait for the next one, which the next program starts.
+            logger.debug("nobody to vouch to: %s", error)
+        finally:
+            client.close()
+
+    def end(self, owner: str) -> bool:
+        """End what a run, or a turn itself, has left in the foreground; blocks, bounded.
+
+        Returns:
+            Whether nothing of it is left, with proof.
+        """
+        if not self._is_used():
+            return True
+        cause = Cause(
+            CauseKind.PARENT_LOST,
+            origin=owner,
+            actor="coordinator",
+            surface="coordinator",
+            at_unix_ms=int(time.time() * 1000),
+            reason="nobody looks after it any more",
+        )
+        client = self._client()
+        try:
+            summary = client.stop_many(scope=self._scope, runs=[owner], cause=cause)
+        except RemitError as error:
+            logger.warning("programs of %s could not be ended: %s", owner, error)
+            return False
+        finally:
+            client.close()
+        if not summary.is_proven_gone:
+            logger.error("programs of %s could not be stopped: %s", owner, summary.survivors or summary.unconfirmed)
+        return summary.is_proven_gone
+
+    def gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
+        """Return which programs of these runs have ended with nothing left: run -> process ids; blocks."""
+        if not self._is_used():
+            return {}
+        client = self._client()
+        found: dict[str, set[int]] = {}
+        try:
+            for view in client.list(scope=self._scope, runs=runs):
+                if view.result is not None and view.result.is_proven_gone:
+                    found.setdefault(view.run, set()).add(view.pid)
+        except RemitError as error:
+            logger.warning("nobody says what became of programs: %s", error)
+        finally:
+            client.close()
+        return {run: frozenset(pids) for run, pids in found.items()}
+
+    def release(self) -> None:
+        """End the lease in good order: what foreground programs there are stop; blocks, bounded."""
+        if not self._is_used():
+            return
+        client = ProcessClient(state_dir=self._place.state_dir, start=False)
+        try:
+            client.release(self._scope)
+        except RemitError as error:
+            logger.debug("no programs to release: %s", error)
+        finally:
+            client.close()

@@ -1,0 +1,129 @@
+"""What follows from a decision, as a model of `remit.coordinator.dispatch`: starts, orders, notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from remit.coordinator.state import Node, WorkspaceState
+from remit.coordinator.transaction import Effects
+from remit.core.messages import (
+    CancelOrder,
+    ClaimNotice,
+    EndedNotice,
+    ResumeOrder,
+    StartItem,
+    TurnCancelledNotice,
+    TurnStartedNotice,
+    WaitRefused,
+)
+from remit.testing.simulation.engine import EngineModel
+from remit.testing.simulation.host import HostModel
+from remit.testing.simulation.kernel import Network
+from remit.testing.simulation.mailbox import MailboxModel
+from remit.testing.simulation.session import COORDINATOR
+
+__all__ = ["DispatchModel", "end_of"]
+
+
+class DispatchModel:
+    """Carries out effects of one life.
+
+    Args:
+        state: the decider's.
+        network: carries starts and orders.
+        clients: carry notices.
+        engine: starts and ends hosts.
+    """
+
+    def __init__(self, state: WorkspaceState, network: Network, clients: MailboxModel, engine: EngineModel) -> None:
+        self.links: dict[str, HostModel] = {}
+        """Hosts that this life has a connection to."""
+        self._state = state
+        self._network = network
+        self._clients = clients
+        self._engine = engine
+        self._briefed: set[str] = set()
+
+    def remember(self, run_ids: Iterable[str]) -> None:
+        """Keep what hosts will need of these runs: agent and arguments are in memory only."""
+        self._briefed.update(run_ids)
+
+    def forget(self, run_ids: Iterable[str]) -> None:
+        """Drop what was kept of runs that will not start."""
+        self._briefed.difference_update(run_ids)
+
+    def act(self, effects: Effects) -> None:
+        """Carry out what a decision asked for. Cancels go before starts."""
+        for host_id, cancels in effects.cancels.items():
+            self._order(host_id, tuple(cancels))
+        for host_id, refusals in effects.wait_refusals.items():
+            self._order(host_id, tuple(WaitRefused(*refusal) for refusal in refusals))
+        for host_id, run_ids in effects.resumes.items():
+            self._order(host_id, tuple(ResumeOrder(run_id) for run_id in run_ids))
+        for host_id, run_ids in effects.starts.items():
+            self._start(host_id, run_ids)
+        for host_id in effects.spawn:
+            self._engine.spawn(host_id)
+        for run_id, process in effects.sweep:
+            self._engine.sweep(run_id, process.pid)
+        for host_id, _ in effects.kill:
+            self._engine.kill(host_id)
+        self._notify(effects)
+
+    def _order(self, host_id: str, orders: tuple[CancelOrder | ResumeOrder | WaitRefused, ...]) -> None:
+        host = self.links.get(host_id)
+        if host is not None:
+            # Cancels are safe to lose: whoever does not hear one is stopped by force.
+            exact = not isinstance(orders[0], CancelOrder)
+            kind = "answer to a wait" if exact else "order"
+            self._network.send(COORDINATOR, host_id, kind, lambda: host.control(orders), exact=exact)
+
+    def _start(self, host_id: str, run_ids: list[str]) -> None:
+        host = self.links.get(host_id)
+        nodes = [self._state.nodes.get(run_id) for run_id in run_ids]
+        items = [self._item(n) for n in nodes if n is not None and not n.is_ended and n.id in self._briefed]
+        if host is not None and items:
+            self._network.send(COORDINATOR, host_id, "start", lambda: host.start(items), exact=True)
+
+    def _item(self, node: Node) -> StartItem:
+        return StartItem(
+            run_id=node.id,
+            attempt=node.attempt,
+            turn_id=node.turn_id,
+            session_id=node.session_id,
+            path=tuple(ancestor.id for ancestor in reversed(self._state.ancestors(node))),
+            agent_key="agent",
+            agent_name=node.agent,
+            name=node.name,
+            depth=node.depth,
+            arguments=b"",
+            cause=node.cause,
+        )
+
+    def _notify(self, effects: Effects) -> None:
+        for owner_id, notice in effects.claims:
+            self._tell_owner(owner_id, notice)
+        for turn_id in effects.turn_started:
+            turn = self._state.nodes[turn_id]
+            self._clients.post(turn.client_id, TurnStartedNotice(turn_id))
+        for turn_id in effects.turn_cancelled:
+            turn = self._state.nodes[turn_id]
+            if turn.cause is not None:
+                self._clients.post(turn.client_id, TurnCancelledNotice(turn_id, turn.cause))
+        for node_id in effects.ended:
+            node = self._state.nodes.get(node_id)
+            if node is not None:
+                self._briefed.discard(node_id)
+                self._clients.post_end(node.client_id, end_of(node))
+
+    def _tell_owner(self, owner_id: str, notice: ClaimNotice) -> None:
+        owner = self._state.nodes.get(owner_id)
+        if owner is not None:
+            client_id = owner.client_id if owner.is_turn else self._clients.of_host(owner.host_id)
+            self._clients.post(client_id, notice)
+
+
+def end_of(node: Node) -> EndedNotice:
+    """Return the notice of an ended node."""
+    assert node.outcome is not None
+    return EndedNotice(node.id, node.outcome, cause=node.cause, unconfirmed=node.unconfirmed, attempt=node.attempt)

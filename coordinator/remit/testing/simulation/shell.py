@@ -1,0 +1,273 @@
+"""One life of the coordinator, as a model of `remit.coordinator.service` around the real decider.
+
+**Order of everything**: decide in memory, hand the events to the journal, and only when they
+are durable send what follows from them and answer. A life that has ended does nothing of it any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from remit.coordinator.decider import Decider, Decision
+from remit.coordinator.evolve import evolve
+from remit.coordinator.state import WorkspaceState
+from remit.coordinator.transaction import Effects, Settings
+from remit.core.errors import CoordinatorUnavailable, NotFound
+from remit.core.events import encode_event
+from remit.core.ids import IdFactory
+from remit.core.messages import (
+    DelegateRequest,
+    Notice,
+    OpenClient,
+    OpenTurn,
+    ReportBatch,
+    TurnCancelledNotice,
+    TurnStartedNotice,
+)
+from remit.journal import JournalRecord
+from remit.testing.simulation.disk import Disk
+from remit.testing.simulation.dispatch import DispatchModel, end_of
+from remit.testing.simulation.engine import EngineModel
+from remit.testing.simulation.host import HostModel
+from remit.testing.simulation.kernel import Event, Kernel, Network
+from remit.testing.simulation.mailbox import MailboxModel
+from remit.testing.simulation.session import Answer, Reply
+
+__all__ = ["CoordinatorModel", "Surroundings"]
+
+HOUSEKEEPING_S = 1.0
+
+
+class Surroundings(Protocol):
+    """What a life is surrounded by, and who looks on."""
+
+    kernel: Kernel
+    network: Network
+    disk: Disk
+
+    def decided(self, decision: Decision) -> None:
+        """Look at a decision, before it is durable."""
+        ...
+
+    def durable(self, decision: Decision) -> None:
+        """Look at a decision that has reached the disk; its effects leave next."""
+        ...
+
+    def journal_failed(self, life: CoordinatorModel, error: BaseException) -> None:
+        """End a life whose state is ahead of the truth."""
+        ...
+
+
+@dataclass(slots=True)
+class _Commit:
+    """A decision that waits for the disk."""
+
+    decision: Decision
+    reply: Reply | None
+
+
+class CoordinatorModel:
+    """One life: from the fold of what was durable to its crash or its closing.
+
+    Args:
+        around: clock, network and disk, and who looks on.
+        settings: the workspace's numbers.
+        ids: where ids come from.
+        engine: starts and ends hosts.
+    """
+
+    def __init__(self, around: Surroundings, settings: Settings, ids: IdFactory, engine: EngineModel) -> None:
+        self._around = around
+        self._engine = engine
+        self._kernel = around.kernel
+        state = WorkspaceState()
+        for event in around.disk.events():
+            evolve(state, event)
+        self.state = state
+        self.decider = Decider(settings=settings, ids=ids, state=state)
+        self.is_over = False
+        self._clients = MailboxModel(self._kernel)
+        self.dispatch = DispatchModel(state, around.network, self._clients, engine)
+        self._commits: deque[_Commit] = deque()
+        self._report_seq: dict[str, int] = {}
+        self._timer: Event | None = None
+        self._timer_due: float | None = None
+        self._methods: dict[str, Callable[[Any, Reply], None]] = {
+            "open_client": self._open_client,
+            "poll": self._poll,
+            "open_turn": self._open_turn,
+            "delegate": self._delegate,
+            "report": self._report,
+            "subscribe": self._subscribe,
+            "finish_turn": lambda m, reply: self.commit(self.decider.finish_turn(m, self._kernel.now), reply),
+            "cancel": lambda m, reply: self.commit(self.decider.cancel(m, self._kernel.now), reply),
+            "claim": lambda m, reply: self.commit(self.decider.ask_claim(m, self._kernel.now), reply),
+            "give_up_claim": lambda m, reply: self.commit(self.decider.give_up_claim(m, self._kernel.now), reply),
+        }
+
+    @property
+    def is_writing(self) -> bool:
+        """Tell whether decisions wait for the disk."""
+        return bool(self._commits)
+
+    def start(self) -> None:
+        """Begin: settle what an earlier life has left, then serve."""
+        self.commit(self.decider.start(self._around.disk.epoch, 1, self._kernel.now))
+        self._keep_house()
+
+    def end(self) -> None:
+        """Do nothing any more, whatever is still on its way."""
+        self.is_over = True
+        self._commits.clear()
+
+    # -- decisions -----------------------------------------------------------------
+
+    def commit(self, decision: Decision, reply: Reply | None = None) -> None:
+        """Journal a decision; what follows from it happens when it is durable."""
+        self._around.decided(decision)
+        if not decision.events and not self._commits:
+            self._apply(decision, reply)
+            return
+        self._commits.append(_Commit(decision, reply))
+        records = [
+            JournalRecord(e.kind, e.node_id, e.turn_id, int(e.at * 1000), encode_event(e), e.terminal, payload)
+            for e, payload in decision.events
+        ]
+        self._around.disk.append(records, self._written)
+        self._arm()
+
+    def _written(self, error: BaseException | None) -> None:
+        if self.is_over:
+            return
+        commit = self._commits.popleft()
+        if error is not None:
+            self._around.journal_failed(self, error)
+            return
+        self._around.durable(commit.decision)
+        self._apply(commit.decision, commit.reply)
+
+    def _apply(self, decision: Decision, reply: Reply | None) -> None:
+        self.dispatch.act(decision.effects)
+        if reply is not None:
+            reply(Answer(decision.claim or decision.answer, decision.error))
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self.decider.next_due()
+        if due == self._timer_due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = None if due is None else self._kernel.at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer_due = None
+        if not self.is_over:
+            self.commit(self.decider.tick(self._kernel.now))
+            self._arm()
+
+    def _keep_house(self) -> None:
+        if self.is_over:
+            return
+        for client_id in self._clients.lapsed():
+            self._clients.drop(client_id)
+            self.commit(self.decider.client_gone(client_id, "not heard of", self._kernel.now))
+        self.commit(self.decider.tick(self._kernel.now))
+        if not self._commits:
+            # What follows from a decision that is not durable yet may need what would be forgotten.
+            self.dispatch.forget(self.decider.prune())
+        self._kernel.after(HOUSEKEEPING_S, self._keep_house)
+
+    # -- hosts ---------------------------------------------------------------------
+
+    def host_ready(self, host: HostModel) -> None:
+        """A host that was asked for answers; one that nobody wants any more is ended."""
+        if self.is_over:
+            return
+        self.dispatch.links[host.id] = host
+        if host.id not in self.state.hosts:
+            self._engine.kill(host.id)
+        else:
+            self.commit(self.decider.host_ready(host.id, 1, "machine", self._kernel.now))
+
+    def host_gone(self, host_id: str, reason: str) -> None:
+        """A host died, was killed, or could not be started."""
+        if self.is_over:
+            return
+        self.dispatch.links.pop(host_id, None)
+        self._report_seq.pop(host_id, None)
+        self._clients.drop(self._clients.of_host(host_id))
+        self.commit(self.decider.host_gone(host_id, reason, self._kernel.now))
+
+    def swept(self, run_id: str, pid: int, *, gone: bool) -> None:
+        """A process that a dead host had left is gone, or could not be ended."""
+        if not self.is_over:
+            self.commit(self.decider.swept(run_id, pid, self._kernel.now, gone=gone))
+
+    # -- requests ------------------------------------------------------------------
+
+    def call(self, method: str, message: Any, reply: Reply) -> None:
+        """Carry out one request of a client or host."""
+        if not self.is_over:
+            self._methods[method](message, reply)
+
+    def _open_client(self, hello: OpenClient, reply: Reply) -> None:
+        self._clients.open(hello)
+        reply(Answer())
+
+    def _poll(self, request: tuple[str, int, float], reply: Reply) -> None:
+        client_id, ack, timeout_s = request
+        self._clients.poll(client_id, ack, timeout_s, lambda answer: None if self.is_over else reply(answer))
+
+    def _is_known(self, client_id: str, reply: Reply) -> bool:
+        if client_id in self._clients:
+            return True
+        reply(Answer(error=CoordinatorUnavailable(f"client {client_id!r} is not known")))
+        return False
+
+    def _open_turn(self, request: OpenTurn, reply: Reply) -> None:
+        if self._is_known(request.client_id, reply):
+            self.commit(self.decider.open_turn(request, self._kernel.now), reply)
+
+    def _delegate(self, request: DelegateRequest, reply: Reply) -> None:
+        if not self._is_known(request.client_id, reply):
+            return
+        fresh = [run.run_id for run in request.runs if run.run_id not in self.state.nodes]
+        self.dispatch.remember(fresh)
+        decision = self.decider.delegate(request, self._kernel.now)
+        if decision.error is not None:
+            self.dispatch.forget(fresh)
+        self.commit(decision, reply)
+
+    def _report(self, batch: ReportBatch, reply: Reply) -> None:
+        if batch.seq <= self._report_seq.get(batch.host_id, 0):
+            self._when_all_durable(lambda: reply(Answer()))
+            return
+        self._report_seq[batch.host_id] = batch.seq
+        self.commit(self.decider.report(batch, self._kernel.now), reply)
+
+    def _subscribe(self, request: tuple[str, tuple[str, ...]], reply: Reply) -> None:
+        client_id, names = request
+        missed: list[Notice] = []
+        for name in names:
+            node = self.state.nodes.get(name)
+            if node is None:
+                reply(Answer(error=NotFound(f"no turn or run {name!r}")))
+                return
+            if node.is_ended:
+                missed.append(end_of(node))
+                continue
+            self._clients.watch(client_id, name)
+            if node.is_turn and node.started_at is not None:
+                missed.append(TurnStartedNotice(name))
+            if node.is_turn and node.cause is not None:
+                missed.append(TurnCancelledNotice(name, node.cause))
+        self._when_all_durable(lambda: reply(Answer(tuple(missed))))
+
+    def _when_all_durable(self, act: Callable[[], None]) -> None:
+        """Do something when everything decided so far is on the disk."""
+        self.commit(Decision([], Effects()), lambda _: act())

@@ -1,0 +1,224 @@
+"""Nothing is told before it is durable, and nothing is lost that waits for a slow disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any
+
+import pytest
+
+from remit.coordinator.decider import Decider
+from remit.coordinator.engine import ClusterNode
+from remit.coordinator.service import CoordinatorService, ServiceOptions
+from remit.coordinator.transaction import Settings
+from remit.core.errors import JournalError
+from remit.core.messages import (
+    CancelRequest,
+    DelegateRequest,
+    EndedNotice,
+    FinishTurn,
+    OpenClient,
+    OpenTurn,
+    PollReply,
+    ReportBatch,
+    ReportEnded,
+    RunRequest,
+    dumps,
+    loads,
+)
+from remit.core.outcome import Outcome
+from remit.journal import MemoryJournal
+from remit.testing import ManualClock
+
+
+class _Link:
+    """A host that takes everything and says nothing."""
+
+    pid = 1
+    machine = "here"
+
+    def start(self, batch: bytes) -> None: ...
+
+    def control(self, orders: bytes) -> None: ...
+
+
+class _Engine:
+    """Hosts that answer at once."""
+
+    async def spawn(
+        self,
+        host_id: str,
+        resources: Mapping[str, Any],
+        on_gone: Callable[[str], None],
+        *,
+        avoid: Collection[str] = (),
+    ) -> _Link:
+        return _Link()
+
+    async def find(self, host_id: str, on_gone: Callable[[str], None]) -> None: ...
+
+    async def nodes(self) -> tuple[ClusterNode, ...]:
+        return ()
+
+    async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
+        return {}
+
+    def vouch(self) -> None: ...
+
+    def release_programs(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    async def kill(self, host_id: str) -> None: ...
+
+    def sweep(
+        self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]
+    ) -> None: ...
+
+    def exit(self) -> None: ...
+
+
+class _Bench:
+    """A service whose journal writes when it is told to."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.journal = MemoryJournal(hold=True)
+        self.clock = ManualClock()
+        self.decider = Decider(settings=Settings(**settings))
+        self.service = CoordinatorService(
+            ServiceOptions("."),
+            journal=self.journal,
+            engine=_Engine(),
+            clock=self.clock,
+            scheduler=self.clock,
+            decider=self.decider,
+        )
+
+    def ask(self, method: str, message: object) -> asyncio.Task[Any]:
+        """Send a request; the task ends with its answer."""
+
+        async def answered() -> Any:
+            word, value = loads(await self.service.call(method, dumps(message)))
+            if word == "error":
+                raise value
+            return value
+
+        return asyncio.get_running_loop().create_task(answered())
+
+    async def settle(self) -> None:
+        """Let everything happen that needs no disk."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def do(self, method: str, message: object) -> Any:
+        """Send a request and write what it leads to."""
+        task = self.ask(method, message)
+        await self.settle()
+        self.journal.release()
+        return await task
+
+    async def turn(self) -> str:
+        """Begin, connect a client, and open a turn."""
+        started = asyncio.get_running_loop().create_task(self.service.start())
+        await self.settle()
+        self.journal.release()
+        await started
+        await self.settle()
+        self.journal.release()
+        await self.do("open_client", OpenClient("client_1"))
+        await self.do("open_turn", OpenTurn("turn_1", "client_1", "session"))
+        return "turn_1"
+
+    async def run(self) -> str:
+        """Delegate a run that has been started; return the id of its host."""
+        await self.turn()
+        run = RunRequest("run_1", "a", "agent")
+        request = DelegateRequest("turn_1", 0, "client_1", "env", b"", {"a": b""}, (run,))
+        await self.do("delegate", request)
+        await self.settle()
+        self.journal.release()
+        return self.decider.state.nodes["run_1"].host_id
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@in_loop
+async def test_whoever_asks_about_an_end_hears_of_it_when_it_is_durable() -> None:
+    bench = _Bench()
+    turn = await bench.turn()
+    finished = bench.ask("finish_turn", FinishTurn(turn))
+    await bench.settle()
+    assert bench.decider.state.nodes[turn].is_ended
+    asked = bench.ask("subscribe", ("client_1", (turn,)))
+    await bench.settle()
+    assert not asked.done()
+    bench.journal.release()
+    await finished
+    (notice,) = await asked
+    assert isinstance(notice, EndedNotice)
+
+
+@pytest.mark.requirement("B22")
+@in_loop
+async def test_an_end_that_the_disk_refuses_was_never_told() -> None:
+    bench = _Bench()
+    turn = await bench.turn()
+    finished = bench.ask("finish_turn", FinishTurn(turn))
+    asked = bench.ask("subscribe", ("client_1", (turn,)))
+    await bench.settle()
+    bench.journal.crash("the disk is full")
+    with pytest.raises(JournalError):
+        await asked
+    with pytest.raises(JournalError):
+        await finished
+
+
+@in_loop
+async def test_a_report_that_is_sent_again_is_acknowledged_when_the_first_copy_is_durable() -> None:
+    bench = _Bench()
+    host = await bench.run()
+    batch = ReportBatch(host, 1, (ReportEnded("run_1", 1, "returned"),))
+    first = bench.ask("report", batch)
+    again = bench.ask("report", batch)
+    await bench.settle()
+    assert not again.done()
+    bench.journal.release()
+    await asyncio.gather(first, again)
+    assert bench.decider.state.nodes["run_1"].outcome is Outcome.SUCCEEDED
+
+
+@in_loop
+async def test_a_cancel_is_said_to_be_quiet_when_that_is_durable() -> None:
+    bench = _Bench()
+    turn = await bench.turn()
+    await bench.do("cancel", CancelRequest("req_1", turn))
+    finished = bench.ask("finish_turn", FinishTurn(turn, "cancelled"))
+    await bench.settle()
+    asked = bench.ask("cancel_status", ("req_1", 0.0))
+    await bench.settle()
+    assert not asked.done()
+    bench.journal.release()
+    await finished
+    assert (await asked).quiet
+
+
+@pytest.mark.requirement("D18")
+@in_loop
+async def test_a_turn_that_waits_for_the_disk_is_not_forgotten() -> None:
+    bench = _Bench(keep_ended_turns=0)
+    turn = await bench.turn()
+    finished = bench.ask("finish_turn", FinishTurn(turn))
+    await bench.settle()
+    bench.clock.advance(1.0)  # the hour of the housekeeper, who forgets ended turns
+    await bench.settle()
+    bench.journal.release()
+    await finished
+    reply: PollReply = await bench.ask("poll", ("client_1", 0, 0.0))
+    assert [notice.node_id for notice in reply.notices if isinstance(notice, EndedNotice)] == [turn]

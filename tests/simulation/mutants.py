@@ -1,0 +1,199 @@
+"""Holes made in the decider by hand, to prove that the simulator finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from remit.coordinator import admission, decider, evolve, settling, stopping
+from remit.coordinator.decider import Decider, Decision
+from remit.coordinator.state import Node, NodeState, WorkspaceState
+from remit.coordinator.transaction import Timers, Transaction
+from remit.core.events import CancelRequested, Event, RunResumed
+from remit.core.messages import DelegateRequest, ReportBatch, ReportEnded, ReportResume, ReportWaiting
+from remit.core.outcome import Outcome
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Leave out whatever stands here."""
+
+
+def a_fence_left_out(patch: pytest.MonkeyPatch) -> None:
+    """Reports count whatever attempt they are about and whatever host they come from."""
+
+    def report(self: Any, batch: ReportBatch, now: float) -> Decision:
+        tx = self._begin(now)
+        for item in batch.items:
+            node = self.state.nodes.get(item.run_id)
+            if node is None or node.is_ended or not node.host_id:
+                continue
+            if isinstance(item, ReportEnded):
+                self._ended(tx, node, item)
+            elif isinstance(item, ReportWaiting):
+                self._waiting(tx, node, item)
+            elif isinstance(item, ReportResume):
+                self._resume(tx, node)
+        decision: Decision = self._finish(tx)
+        return decision
+
+    patch.setattr(Decider, "report", report)
+
+
+def a_cause_overwritten(patch: pytest.MonkeyPatch) -> None:
+    """The latest cause wins, not the first."""
+    handlers = evolve._HANDLERS
+    original = handlers[CancelRequested]
+
+    def requested(state: WorkspaceState, event: CancelRequested) -> None:
+        original(state, event)
+        for node in state.subtree(state.nodes[event.node_id]):
+            node.cause = event.cause
+
+    patch.setitem(handlers, CancelRequested, requested)
+
+
+def a_terminal_event_written_twice(patch: pytest.MonkeyPatch) -> None:
+    """An end goes to the journal two times."""
+    original = Transaction.emit
+
+    def emit(self: Transaction, event: Event, payload: bytes | None = None) -> None:
+        original(self, event, payload)
+        if event.terminal:
+            self.events.append((event, payload))
+
+    patch.setattr(Transaction, "emit", emit)
+
+
+def admission_open_below_a_cancel(patch: pytest.MonkeyPatch) -> None:
+    """A cancelled node may go on delegating until its body has ended."""
+    original = admission._refusal
+
+    def refusal(tx: Transaction, parent: Node, request: DelegateRequest) -> Any:
+        if parent.cause is not None and not parent.is_ended and not parent.report:
+            return None
+        return original(tx, parent, request)
+
+    patch.setattr(admission, "_refusal", refusal)
+
+
+def a_slot_not_freed(patch: pytest.MonkeyPatch) -> None:
+    """Who waits or ends keeps its slot."""
+    patch.setattr(evolve, "_release_slot", _nothing)
+
+
+def a_claim_kept_past_the_end(patch: pytest.MonkeyPatch) -> None:
+    """The end of a run leaves its claims where they are."""
+    patch.setattr(settling, "_end_claims", _nothing)
+
+
+def a_parent_that_ends_before_its_children(patch: pytest.MonkeyPatch) -> None:
+    """A run ends with its body, whatever still runs below."""
+
+    def settle_report(tx: Transaction, node: Node, report: ReportEnded) -> None:
+        settling._end_attempt(tx, node, report._replace(before_cancel=node.cause is None))
+
+    patch.setattr(decider, "settle_report", settle_report)
+
+
+def a_cancel_order_not_sent(patch: pytest.MonkeyPatch) -> None:
+    """Hosts are not told of cancels; only force stops what runs there."""
+    patch.setattr(stopping, "_order_hosts", _nothing)
+
+
+def an_accepted_run_forgotten_at_recovery(patch: pytest.MonkeyPatch) -> None:
+    """What had not started when the coordinator died is not looked at again."""
+    original = Decider._settle_left_over
+
+    def settle_left_over(self: Decider, tx: Transaction, node: Node) -> None:
+        if node.state is not NodeState.QUEUED:
+            original(self, tx, node)
+
+    patch.setattr(Decider, "_settle_left_over", settle_left_over)
+
+
+def a_retry_after_a_cancel(patch: pytest.MonkeyPatch) -> None:
+    """Attempts that are left are used up, cancel or not."""
+    original = settling._end_attempt
+
+    def end_attempt(tx: Transaction, node: Node, report: ReportEnded) -> None:
+        if node.attempt <= node.retries and settling._classify(node, report).outcome is not Outcome.SUCCEEDED:
+            settling._try_again(tx, node, report, tx.now)
+        else:
+            original(tx, node, report)
+
+    patch.setattr(settling, "_end_attempt", end_attempt)
+
+
+def an_escalation_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Who does not stop within the grace is left alone."""
+    patch.setattr(decider, "escalate", _nothing)
+
+
+def a_quiet_not_announced(patch: pytest.MonkeyPatch) -> None:
+    """A cancel never becomes quiet."""
+    patch.setattr(settling, "_close_cancels", _nothing)
+
+
+def a_change_that_is_not_journalled(patch: pytest.MonkeyPatch) -> None:
+    """A run resumes in memory alone."""
+    original = Transaction.emit
+
+    def emit(self: Transaction, event: Event, payload: bytes | None = None) -> None:
+        original(self, event, payload)
+        if isinstance(event, RunResumed):
+            self.events.pop()
+
+    patch.setattr(Transaction, "emit", emit)
+
+
+def a_wait_for_a_claim_not_withdrawn(patch: pytest.MonkeyPatch) -> None:
+    """Who is cancelled stays in line."""
+    patch.setattr(stopping, "withdraw_waiting", _nothing)
+
+
+def a_retry_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Nothing looks at a run with claims when its next attempt is due."""
+    original = Timers.add
+
+    def add(self: Timers, due: float, kind: str, node_id: str, number: int = 0) -> None:
+        if kind != "retry":
+            original(self, due, kind, node_id, number)
+
+    patch.setattr(Timers, "add", add)
+
+
+def the_runs_of_a_dead_host_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A host goes and its runs stay."""
+    patch.setattr(Decider, "_host_of_run_gone", _nothing)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    a_fence_left_out,
+    a_cause_overwritten,
+    a_terminal_event_written_twice,
+    admission_open_below_a_cancel,
+    a_slot_not_freed,
+    a_claim_kept_past_the_end,
+    a_parent_that_ends_before_its_children,
+    a_cancel_order_not_sent,
+    an_accepted_run_forgotten_at_recovery,
+    a_retry_after_a_cancel,
+    an_escalation_forgotten,
+    a_quiet_not_announced,
+    a_change_that_is_not_journalled,
+    a_wait_for_a_claim_not_withdrawn,
+    a_retry_forgotten,
+    the_runs_of_a_dead_host_forgotten,
+)
+
+SHY_MUTANTS: tuple[Mutant, ...] = (
+    a_fence_left_out,
+    a_cause_overwritten,
+    an_accepted_run_forgotten_at_recovery,
+    a_retry_forgotten,
+)
+"""Those that take more than a few seeds to show."""
