@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from remit.coordinator import conversation as conversation_module
 from remit.coordinator import state as state_module

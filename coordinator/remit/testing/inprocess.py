@@ -291,6 +291,7 @@ class InProcess:
         settings: the workspace's numbers.
         journal: where events go; in memory by default.
         poll_s: longest time a poll is parked.
+        come_back_s: seconds that holders of an earlier life's turns have to come back.
         telemetry: what spans and metrics are made; none by default.
         sinks: further places that they go to.
     """
@@ -302,6 +303,7 @@ class InProcess:
         settings: Settings | None = None,
         journal: Journal | None = None,
         poll_s: float = 0.5,
+        come_back_s: float = 10.0,
         telemetry: TelemetrySettings | None = None,
         sinks: Sequence[Sink] = (),
     ) -> None:
@@ -313,6 +315,7 @@ class InProcess:
         """Names of the requests that arrived, in order."""
         self._gates: dict[str, asyncio.Event] = {}
         self._poll_s = poll_s
+        self._come_back_s = come_back_s
         self._telemetry = telemetry
         self._sinks = tuple(sinks)
         self._fatal: Callable[[Sequence[str]], bool] | None = None
@@ -335,6 +338,7 @@ class InProcess:
             poll_s=self._poll_s,
             housekeeping_s=0.1,
             ask_hosts_s=10.0,
+            come_back_s=self._come_back_s,
             failpoint=self._failpoint,
         )
         return await Life.begin(
@@ -484,11 +488,20 @@ def open_inprocess(
     settings: Settings | None = None,
     journal: Journal | None = None,
     poll_s: float = 0.5,
+    come_back_s: float = 10.0,
     telemetry: TelemetrySettings | None = None,
     sinks: Sequence[Sink] = (),
 ) -> Generator[InProcess]:
     """Run a coordinator and its hosts in this process for the time of a block."""
-    system = InProcess(workspace, settings=settings, journal=journal, poll_s=poll_s, telemetry=telemetry, sinks=sinks)
+    system = InProcess(
+        workspace,
+        settings=settings,
+        journal=journal,
+        poll_s=poll_s,
+        come_back_s=come_back_s,
+        telemetry=telemetry,
+        sinks=sinks,
+    )
     try:
         yield system
     finally:
