@@ -40,9 +40,7 @@ async def deaf_program(ctx: RunContext) -> None:
 
 @agent
 async def asks(ctx: RunContext) -> None:
-    with waiting_at(ObservedAt.APPROVAL_WAIT):
-        Stage(ctx.workspace).note("asks")
-        await asyncio.sleep(600)
+    await ctx.approve("deploy prod", details={"token": "not to be told"})
 
 
 @agent

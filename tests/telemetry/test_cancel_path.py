@@ -38,8 +38,13 @@ async def swarm(world: Traced, workspace: Path) -> Turn:
     async def hold() -> None:
         async with world.coordinator.turn("swarm") as turn:
             runs = [await turn.delegate(middle)]
-            await stage.until_noted("held", "asks", "computes", "streams")
+            await stage.until_noted("held", "computes", "streams")
+            while not await world.coordinator.approvals():
+                await asyncio.sleep(0.01)
             await await_until((workspace / "stage" / "deaf").exists, timeout_s=60.0)
+            # The last of what is below is at work; whoever delegated it may not wait yet.
+            while not any(e.kind == "run_waiting" and e.node_id == runs[0].id for e in world.events()):
+                await asyncio.sleep(0.01)
             runs.append(await turn.delegate(in_line))
             while not any(c.held_by for c in await world.coordinator.locks()):
                 await asyncio.sleep(0.01)

@@ -39,8 +39,6 @@ from remit.processes import (
     command_result,
 )
 from remit.processes.output import STDERR_NAME, STDOUT_NAME
-from remit.telemetry.names import ObservedAt
-from remit.telemetry.watching import waiting_at
 
 __all__ = ["ToolProcess"]
 
@@ -221,8 +219,7 @@ class ToolProcess:
             TurnCancelled: its turn or run was cancelled. Use `process`, or `stop`, to be sure that it is gone.
             CommandNotStarted: it could not be executed.
         """
-        with waiting_at(ObservedAt.TOOL_WAIT):
-            await self._watched(asyncio.wait([self._done], timeout=timeout_s))
+        await self._watched(asyncio.wait([self._done], timeout=timeout_s))
         return self.result() if self._done.done() else None
 
     def result(self) -> CommandResult:
