@@ -126,6 +126,10 @@ async def test_every_hop_is_there_once_with_what_it_was_at(tmp_path: Path) -> No
     assert program.kind is SpanKind.CLIENT
     assert errors[0].links[0].span_id == program.span_id
 
+    approval = one(spans, "approval.wait")
+    assert approval.attributes["remit.approval.decision"] == "cancelled"
+    assert "not to be told" not in " ".join(str(s.attributes) + str(s.events) for s in spans)
+
     noted = [e.name for e in one(spans, "invoke_workflow swarm").events]
     assert "remit.cancel.requested" in noted
     observed = [e.name for s in spans if "remit.attempt" in s.attributes for e in s.events]
@@ -195,7 +199,7 @@ async def test_a_cancel_is_measured_without_ids(tmp_path: Path) -> None:
     assert by_name["remit.cancel.requests"] == [1]
     assert by_name["remit.cancel.escalations"] == [1]
     assert by_name["remit.process.kills"] == [1]
-    for level in ("remit.runs.active", "remit.runs.queued", "remit.lock.waiters"):
+    for level in ("remit.runs.active", "remit.runs.queued", "remit.lock.waiters", "remit.approvals.pending"):
         assert by_name[level]
         assert sum(by_name[level]) == 0, level
     assert "remit.lock.wait.duration" in by_name

@@ -8,6 +8,8 @@ import pytest
 
 from remit.core import Cause, CauseKind, Outcome
 from remit.core.events import (
+    ApprovalAnswered,
+    ApprovalRequested,
     CancelQuiet,
     CancelRequested,
     EffectUncertain,
@@ -218,3 +220,46 @@ def test_every_cause_has_a_source_of_the_closed_set(kind: CauseKind) -> None:
     assert source_of(Cause(kind, "turn_1")) in sources
     assert source_of(Cause(CauseKind.USER_INTERRUPT, "turn_1", surface="mcp")) == "mcp"
     assert source_of(Cause(CauseKind.USER_INTERRUPT, "turn_1", actor="run_1")) == "parent"
+
+
+@pytest.mark.parametrize(
+    ("decision", "surface", "who"),
+    [
+        ("approved", "cli", "human"),
+        ("denied", "policy", "policy"),
+        ("expired", "coordinator", None),
+        ("cancelled", "coordinator", None),
+    ],
+)
+def test_an_approval_is_one_span_with_its_answer_and_is_no_error(decision: str, surface: str, who: str | None) -> None:
+    asked = event(
+        ApprovalRequested, "run_1", 4.0, approval_id="approval_1", attempt=1, action="deploy prod", details="a secret"
+    )
+    answered = event(
+        ApprovalAnswered, "run_1", 6.5, approval_id="approval_1", decision=decision, surface=surface, by="ann"
+    )
+    _, batch = fold(*begun(), asked, answered)
+    span = named(batch, "approval.wait")
+    assert (span.start, span.end, span.error) == (4.0, 6.5, "")
+    assert span.parent_id == span_id("attempt", "run_1", 1)
+    assert span.attributes["remit.approval.kind"] == "deploy"
+    assert span.attributes["remit.approval.decision"] == decision
+    assert span.attributes.get("remit.approval.actor.type") == who
+    assert not {"prod", "secret", "ann"} & set(" ".join(map(str, span.attributes.values())).split())
+    assert [m.value for m in batch.measurements if m.name == "remit.approvals.pending"] == [1, -1]
+
+
+def test_an_approval_that_nobody_answers_ends_with_its_run() -> None:
+    asked = event(ApprovalRequested, "run_1", 4.0, approval_id="approval_1", attempt=1, action="deploy")
+    _, batch = fold(*begun(), asked, cancelled(), *ended(11.0))
+    span = named(batch, "approval.wait")
+    assert (span.end, span.attributes["remit.approval.decision"]) == (11.0, "cancelled")
+    assert sum(m.value for m in batch.measurements if m.name == "remit.approvals.pending") == 0
+
+
+def test_the_whole_action_is_told_only_when_asked_for() -> None:
+    folder = Folder(keeps_arguments=True)
+    asked = event(ApprovalRequested, "run_1", 4.0, approval_id="approval_1", attempt=1, action="deploy prod")
+    for each in (*begun(), asked, cancelled(), *ended(11.0)):
+        folder.event(each)
+    assert named(folder.take(), "approval.wait").attributes["remit.approval.action"] == "deploy prod"

@@ -18,6 +18,8 @@ from collections.abc import Callable
 
 from remit.core.cause import Cause
 from remit.core.events import (
+    ApprovalAnswered,
+    ApprovalRequested,
     AttemptEnded,
     CancelQuiet,
     CancelRequested,
@@ -39,6 +41,7 @@ from remit.core.events import (
 )
 from remit.core.messages import BodyTiming, ReportEnded
 from remit.core.outcome import Outcome
+from remit.telemetry.approvals import ApprovalSpans
 from remit.telemetry.cancels import Cancel
 from remit.telemetry.carrier import read_carrier
 from remit.telemetry.claims import ClaimSpans
@@ -76,6 +79,7 @@ class Folder:
         """The cancel that set the cause of a node, by the node that was asked."""
         self._open: dict[tuple[str, str], Cancel] = {}
         self._claims = ClaimSpans()
+        self._approvals = ApprovalSpans(keeps_arguments=keeps_arguments)
         self._is_measured = is_measured
         self._batch = Batch(is_measured=is_measured)
         self._handlers: dict[type[Event], Callable[..., None]] = {
@@ -90,6 +94,8 @@ class Folder:
             ProcessStarted: self._process_started,
             ProcessEnded: self._process_ended,
             ClaimChanged: self._claim_changed,
+            ApprovalRequested: lambda node, event: self._approvals.asked(self._batch, node, event),
+            ApprovalAnswered: lambda node, event: self._approvals.answered(self._batch, node, event),
             EffectUncertain: self._uncertain,
             CancelRequested: self._cancel_requested,
             KillRequested: self._kill_requested,
@@ -188,6 +194,7 @@ class Folder:
         if cancel is not None:
             self._meet(cancel, run, event, unconfirmed=event.unconfirmed)
         self._claims.end(self._batch, run, event.at)
+        self._approvals.end(self._batch, run, event.at)
         self._close_processes(run, event.at)
         if run.attempt:
             word = run.report.report if run.report is not None else ""
@@ -211,6 +218,7 @@ class Folder:
         if cancel is not None and turn.started_at is not None:
             self._meet(cancel, turn, event, unconfirmed=turn.escalated == "unconfirmed")
         self._claims.end(self._batch, turn, event.at)
+        self._approvals.end(self._batch, turn, event.at)
         span = turn_span(turn, event, error, stop)
         self._batch.spans.append(span)
         self._batch.measure("remit.turn.duration", span.seconds, outcome=event.outcome.value, error_type=error)

@@ -73,6 +73,8 @@ METRICS: dict[str, MetricName] = {
     "remit.lock.wait.duration": MetricName(MetricKind.HISTOGRAM, _SECONDS, "Waits for claims, by result."),
     "remit.lock.hold.duration": MetricName(MetricKind.HISTOGRAM, _SECONDS, "Leases, from grant to release."),
     "remit.lock.waiters": MetricName(MetricKind.UP_DOWN, "{claim}", "Claims that stand in line."),
+    "remit.approval.wait.duration": MetricName(MetricKind.HISTOGRAM, _SECONDS, "Waits for approvals, by decision."),
+    "remit.approvals.pending": MetricName(MetricKind.UP_DOWN, "{approval}", "Approvals that wait for an answer."),
     "remit.process.duration": MetricName(MetricKind.HISTOGRAM, _SECONDS, "Tool processes, until nothing was left."),
     "remit.process.kills": MetricName(MetricKind.COUNTER, "{process}", "Tool processes that we stopped, by signal."),
     "remit.cancel.requests": MetricName(MetricKind.COUNTER, "{request}", "Cancels that were accepted, by source."),

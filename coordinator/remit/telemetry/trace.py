@@ -35,7 +35,10 @@ class Row:
         if self.is_cancel:
             return "cancel"
         attributes = self.span.attributes
-        words = (attributes.get(f"remit.{name}") for name in ("outcome", "process.result", "lock.result"))
+        words = (
+            attributes.get(f"remit.{name}")
+            for name in ("outcome", "process.result", "lock.result", "approval.decision")
+        )
         return "stopped" if any(word in _STOPPED for word in words) else "plain"
 
     @property
@@ -50,6 +53,8 @@ class Row:
             return f"{label}, attempt {attempt}" if attempt else label
         if span.name in ("lock.wait", "lock.hold"):
             return f"{span.name} {attributes.get('remit.lock.mode', '')} {attributes.get('remit.lock.name', '')}"
+        if span.name == "approval.wait":
+            return f"{span.name} {attributes.get('remit.approval.kind', '')}"
         if span.name in ("cancel.deliver", "cancel.observe"):
             word = "to" if span.name == "cancel.deliver" else "by"
             return f"{span.name} {word} {self._target}"
@@ -73,6 +78,7 @@ class Row:
             "cancel.observe": ("remit.cancel.observed_at",),
             "lock.wait": ("remit.lock.result",),
             "lock.hold": ("remit.lock.release",),
+            "approval.wait": ("remit.approval.decision", "remit.approval.actor.type"),
         }.get(self.span.name, ("remit.outcome", "remit.process.result"))
         words = [str(attributes[name]) for name in names if attributes.get(name)]
         if self.span.error and self.span.error not in words:
