@@ -263,3 +263,32 @@ def test_the_whole_action_is_told_only_when_asked_for() -> None:
     for each in (*begun(), asked, cancelled(), *ended(11.0)):
         folder.event(each)
     assert named(folder.take(), "approval.wait").attributes["remit.approval.action"] == "deploy prod"
+
+
+def started_program(at: float, **values: Any) -> Event:
+    return event(ProcessStarted, "run_1", at, pid=77, program="make", handle="proc_1", **values)
+
+
+def test_a_program_that_a_later_attempt_finds_again_has_one_span_from_its_start() -> None:
+    again = event(RunStarted, "run_1", 6.0, host_id="host_2", attempt=2)
+    end = event(ProcessEnded, "run_1", 9.0, pid=77, exit_code=0)
+    _, batch = fold(*begun(), started_program(4.0), again, started_program(6.5), end)
+    found = [s for s in batch.spans if s.name == "make"]
+    assert [(s.start, s.end, s.attributes["remit.process.result"]) for s in found] == [(4.0, 9.0, "exited")]
+
+
+def test_a_number_that_comes_again_is_another_program() -> None:
+    other = event(ProcessStarted, "run_1", 8.0, pid=77, program="make", handle="proc_2")
+    end = event(ProcessEnded, "run_1", 9.0, pid=77, exit_code=0)
+    _, batch = fold(*begun(), started_program(4.0), other, end)
+    assert named(batch, "make").start == 8.0
+
+
+@pytest.mark.parametrize("is_put_there", [True, False])
+def test_a_program_that_goes_on_in_its_session_is_not_called_gone(is_put_there: bool) -> None:
+    put = [event(ProcessEnded, "run_1", 9.0, pid=77, goes_on=True)] if is_put_there else []
+    _, batch = fold(*begun(), started_program(4.0, background=not is_put_there), *put, cancelled(), *ended(11.0))
+    span = named(batch, "make")
+    assert span.attributes["remit.process.result"] == "background"
+    assert span.attributes["remit.process.confirmed"] is False
+    assert (span.end, span.error) == (9.0 if is_put_there else 11.0, "")

@@ -227,7 +227,7 @@ class RunContext(Participant):
             background=tool.background,
         )
         if ended:
-            report = replace(report, ended=True)
+            report = replace(report, ended=True, goes_on=result is None)
         if result is not None:
             report = replace(
                 report,

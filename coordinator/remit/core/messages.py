@@ -456,6 +456,8 @@ class ReportProcess:
     survivors: tuple[str, ...] = ()
     handle: str = ""
     background: bool = False
+    goes_on: bool = False
+    """With `ended`: it is not over, but in the background from now on."""
 
 
 Report = ReportEnded | ReportWaiting | ReportResume | ReportSpend | ReportProgress | ReportProcess

@@ -47,7 +47,7 @@ from remit.telemetry.carrier import read_carrier
 from remit.telemetry.claims import ClaimSpans
 from remit.telemetry.hops import hop_of
 from remit.telemetry.node_spans import attempt_span, run_span, turn_span
-from remit.telemetry.nodes import NodeFacts, cause_attributes, error_type_of
+from remit.telemetry.nodes import NodeFacts, ProcessFacts, cause_attributes, error_type_of
 from remit.telemetry.processes import measure_process, process_span
 from remit.telemetry.record import Attributes, Batch, SpanEvent
 
@@ -236,10 +236,14 @@ class Folder:
     # -- processes and claims ------------------------------------------------------
 
     def _process_started(self, run: NodeFacts, event: ProcessStarted) -> None:
-        run.processes[event.pid] = (event.at, event.program)
+        known = run.processes.get(event.pid)
+        if known is not None and event.handle and known.handle == event.handle:
+            return  # an earlier attempt's, found again by its key: it has one span from its start
+        run.processes[event.pid] = ProcessFacts(event.at, event.program, event.handle, event.background)
 
     def _process_ended(self, run: NodeFacts, event: ProcessEnded) -> None:
-        started_at, program = run.processes.pop(event.pid, (event.at, ""))
+        process = run.processes.pop(event.pid, None)
+        started_at, program = (event.at, "") if process is None else (process.started_at, process.program)
         span = process_span(run, event, started_at=started_at, program=program)
         self._batch.spans.append(span)
         measure_process(self._batch, span, event)
@@ -250,10 +254,10 @@ class Folder:
             cancel.stopped_process(run, started_at, event)
 
     def _close_processes(self, run: NodeFacts, at: float) -> None:
-        """End the spans of processes whose end nobody has told of: their host is gone."""
-        for pid, (started_at, program) in run.processes.items():
-            ended = ProcessEnded(node_id=run.id, turn_id=run.turn_id, at=at, pid=pid)
-            span = process_span(run, ended, started_at=started_at, program=program)
+        """End the spans of processes whose end nobody has told of: they go on, or their host is gone."""
+        for pid, process in run.processes.items():
+            ended = ProcessEnded(node_id=run.id, turn_id=run.turn_id, at=at, pid=pid, goes_on=process.background)
+            span = process_span(run, ended, started_at=process.started_at, program=process.program)
             span.attributes["remit.process.confirmed"] = False
             self._batch.spans.append(span)
         run.processes.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from remit.core.cause import Cause, CauseKind
 from remit.core.events import RunAccepted, TurnAccepted
 from remit.core.messages import BodyTiming, ReportEnded
@@ -9,7 +11,7 @@ from remit.core.outcome import Outcome
 from remit.telemetry.carrier import Parent, read_carrier
 from remit.telemetry.record import Attributes, SpanEvent, SpanLink, span_id, trace_id
 
-__all__ = ["NodeFacts", "cause_attributes", "error_type_of", "source_of"]
+__all__ = ["NodeFacts", "ProcessFacts", "cause_attributes", "error_type_of", "source_of"]
 
 _SOURCES = {
     CauseKind.USER_INTERRUPT: "user",
@@ -22,6 +24,15 @@ _SOURCES = {
     CauseKind.WORKER_MOVED: "failure",
 }
 _PROTOCOLS = ("mcp", "a2a")
+
+
+class ProcessFacts(NamedTuple):
+    """A tool process whose end was not told."""
+
+    started_at: float
+    program: str
+    handle: str
+    background: bool
 
 
 class NodeFacts:
@@ -82,7 +93,7 @@ class NodeFacts:
         self.report: ReportEnded | None = None
         self.reported_at = 0.0
         self.timing: BodyTiming | None = None
-        self.processes: dict[int, tuple[float, str]] = {}
+        self.processes: dict[int, ProcessFacts] = {}
         self.events: list[SpanEvent] = []
         self.links: list[SpanLink] = []
 

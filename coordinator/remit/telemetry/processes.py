@@ -40,7 +40,7 @@ def process_span(run: NodeFacts, ended: ProcessEnded, *, started_at: float, prog
         "process.group_leader.pid": ended.pid,
         "remit.process.result": process_result(ended),
         "remit.process.escalated": ended.escalated,
-        "remit.process.confirmed": not ended.survivors,
+        "remit.process.confirmed": not ended.survivors and not ended.goes_on,
         "remit.process.survivors": ended.survivors,
     }
     if ended.stopped:
@@ -66,7 +66,9 @@ def process_span(run: NodeFacts, ended: ProcessEnded, *, started_at: float, prog
 
 
 def process_result(ended: ProcessEnded) -> str:
-    """Return `exited`, `failed`, `stopped`, `signalled` or `unknown`."""
+    """Return `exited`, `failed`, `stopped`, `signalled`, `background` (it goes on in its session) or `unknown`."""
+    if ended.goes_on:
+        return "background"
     if ended.stopped:
         return "stopped"
     if ended.signal is not None:
