@@ -19,8 +19,9 @@ from remit.telemetry.trace import Trace
 
 
 @pytest.fixture
-def traced(make_command: Callable[..., Any]) -> Any:
-    """Return the command on a workspace whose traces are kept."""
+def traced(make_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the command on a workspace whose traces are kept, in a terminal that cuts no name."""
+    monkeypatch.setenv("COLUMNS", "160")
     return make_command(telemetry=TelemetrySettings())
 
 
