@@ -202,6 +202,33 @@ async def test_a_restarted_coordinator_ends_the_spans_of_its_earlier_life(tmp_pa
     assert any(s.name == "invoke_workflow t" for s in second.spans)
 
 
+@pytest.mark.requirement("G3")
+@in_loop
+async def test_a_run_that_outlives_its_coordinator_has_one_span_over_both_lives(tmp_path: Path) -> None:
+    async with traced(tmp_path) as world:
+        stage = Stage(tmp_path)
+        async with world.coordinator.turn("t") as turn:
+            done = await turn.delegate(wait_at, gate="first", options=RunOptions(name="first"))
+            run = await turn.delegate(wait_at, gate="second", options=RunOptions(name="second"))
+            await stage.until_noted("first waits", "second waits")
+            stage.open_gate("first")
+            await done.result()
+            await world.spans()
+            await asyncio.to_thread(world.system.crash_coordinator)
+            before = len(world.kept.measurements)
+            await asyncio.to_thread(world.system.restart_coordinator)
+            stage.open_gate("second")
+            await run.result()
+        spans = await world.spans()
+    own = spans_of(spans, run.id)
+    assert own["run"].attributes["remit.outcome"] == "succeeded"
+    assert {s.trace_id for s in spans} == {own["run"].trace_id}
+    assert sorted(s.name for s in spans) == ["invoke_agent wait_at"] * 4 + ["invoke_workflow t"]
+    # The second life begins with what is at work then, and so comes back to 0.
+    active = [m.value for m in world.kept.measurements[before:] if m.name == "remit.runs.active"]
+    assert active == [1, -1]
+
+
 @pytest.mark.field_report("K7")
 @in_loop
 async def test_what_a_cancelled_run_has_used_is_read_after_its_cleanup(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from remit.core.events import Event
 from remit.core.messages import BodyTiming, ReportEnded
 from remit.telemetry.carrier import format_carrier, read_carrier
 from remit.telemetry.fold import Folder
+from remit.telemetry.names import METRICS, MetricKind
 from remit.telemetry.record import Batch, LogRecord, span_id, trace_id
 
 __all__ = ["Recorder", "Sink"]
@@ -207,13 +208,17 @@ class Recorder:
     # -- life ----------------------------------------------------------------------
 
     def prime(self, events: Iterable[Event]) -> None:
-        """Take events of an earlier life, so that what they began can be ended; nothing is exported of them."""
+        """Take events of an earlier life, so that what they began can be ended.
+
+        Nothing is exported of them but the present levels: their counters begin at 0 in each process.
+        """
         known = list(events)
 
         def fold(folder: Folder) -> None:
             for event in known:
                 folder.event(event)
-            folder.take()
+            for name, value in _levels(folder.take()).items():
+                folder.measure(name, value)
 
         self._put(fold)
 
@@ -281,6 +286,15 @@ def _fold(folder: Folder, events: Sequence[tuple[Event, bytes | None]]) -> None:
         folder.event(event)
         if number % _BREATH == _BREATH - 1:
             time.sleep(0)
+
+
+def _levels(past: Batch) -> dict[str, float]:
+    """Return what values of metrics that go up and down have come to, where that is not 0."""
+    found: dict[str, float] = {}
+    for name, value, _ in past.measurements:
+        if METRICS[name].kind is MetricKind.UP_DOWN:
+            found[name] = found.get(name, 0) + value
+    return {name: value for name, value in found.items() if value}
 
 
 def _report(folder: Folder, items: Iterable[object], at: float) -> None:
