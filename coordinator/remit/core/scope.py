@@ -124,6 +124,9 @@ class TaskScope:
         if task is None or delivery is None or not self._active:
             raise InternalError("a task scope is left once, after it was entered")
         self._active = False
+        if self.signal.is_set:
+            # All below a signal is marked before anybody is called: a body that looks may be out before its call.
+            self._note_told()
         if self._registration is not None:
             self._registration.close()
             self._registration = None
@@ -174,9 +177,14 @@ class TaskScope:
 
     def _on_set(self, _: Cause) -> None:
         delivery = self._delivery
-        self.told_at = time.monotonic()
+        if self._active:
+            self._note_told()
         if delivery is not None:
             delivery.post(self._deliver)
+
+    def _note_told(self) -> None:
+        if self.told_at is None:
+            self.told_at = time.monotonic()
 
     def _deliver(self) -> None:
         """Cancel the task for the first time, and look after it from then on."""
