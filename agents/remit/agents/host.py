@@ -413,7 +413,10 @@ class AgentHost:
             self._ending = Cause(CauseKind.PARENT_LOST, origin=self.host_id, surface="host", reason=reason)
         for _, signal in list(self._attempts.values()):
             signal.set(self._ending)
-        return self._wait_for_bodies(timeout_s)
+        are_over = self._wait_for_bodies(timeout_s)
+        # What agents and libraries have told of themselves would end with the process.
+        self._telemetry.flush()
+        return are_over
 
     def _wait_for_bodies(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
