@@ -36,6 +36,19 @@ RAY_TIMEOUT_S = 180
 SETTLE_S = 2.0
 """How long a test's threads, processes and files may take to end after its body."""
 
+SLOW_FOLDERS = frozenset({"faults", "simulation"})
+SLOW_FILES = frozenset(
+    {
+        "test_node.py",
+        "test_recovery_storm.py",
+        "test_retention.py",
+        # Real programs and daemons by the hundred.
+        *("test_restarts.py", "test_daemon.py", "test_doctor.py", "test_command_torture.py"),
+        *("test_keeper.py", "test_zoo.py", "test_reuse.py", "test_crashes.py", "test_output_cap.py"),
+    }
+)
+"""What takes seconds and tells little that the rest does not tell; it runs with `--all` and against the wheel."""
+
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -52,6 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
             item.add_marker(pytest.mark.ray)
         if top == "faults":
             item.add_marker(pytest.mark.faults)
+        if top in SLOW_FOLDERS or item.path.name in SLOW_FILES:
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
     yield

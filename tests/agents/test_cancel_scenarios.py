@@ -283,7 +283,7 @@ async def test_a_cancel_before_there_is_a_host_ends_the_run_unstarted(tmp_path: 
 @in_loop
 async def test_a_further_attempt_has_a_new_signal(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.coordinator.turn("t") as turn:
-        options = RunOptions(retries=1, attempt_timeout_s=0.05)
+        options = RunOptions(retries=1, attempt_timeout_s=1.0)
         run = await turn.delegate(bodies.flaky, options=options)
         assert await run.result() == [2, False]
         assert w.stage.notes() == ["attempt 1", "attempt 2"]

@@ -121,3 +121,38 @@ def test_what_the_coordinator_cannot_know_yet_is_not_lost_when_it_forgets_the_cl
     # Once it does know, it is asked what was missed; here nobody answers that.
     session.confirm("claim_1")
     assert len(waiting.lost) == 1
+
+
+class Restarting(NobodyThere):
+    """A link to a coordinator that is away for some calls, or for good."""
+
+    def __init__(self, away: int, *, for_good: bool = False) -> None:
+        self.away = away
+        self.for_good = for_good
+        self.calls: list[str] = []
+
+    def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
+        self.calls.append(method)
+        if method != "open_client" or len(self.calls) <= self.away:
+            raise CoordinatorUnavailable("it is being restarted", for_good=self.for_good)
+        return dumps(("ok", ClientOpened(1, 0.01, "/w", 1, PROTOCOL)))
+
+
+def test_who_connects_while_the_coordinator_is_being_restarted_waits_for_it() -> None:
+    link = Restarting(away=2)
+    session = ClientSession(link)
+    session.open()
+    try:
+        assert session.opened.workspace == "/w"
+        assert link.calls[:3] == ["open_client"] * 3
+    finally:
+        session.close(say_goodbye=False)
+
+
+@pytest.mark.parametrize(("for_good", "give_up_s"), [(True, 30.0), (False, 0.0)])
+def test_who_connects_to_a_coordinator_that_does_not_come_back_is_told(for_good: bool, give_up_s: float) -> None:
+    link = Restarting(away=1000, for_good=for_good)
+    session = ClientSession(link, give_up_s=give_up_s)
+    with pytest.raises(CoordinatorUnavailable, match="being restarted"):
+        session.open()
+    assert link.calls == ["open_client"]

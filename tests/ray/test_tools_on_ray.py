@@ -182,21 +182,26 @@ def test_nothing_in_the_foreground_outlives_its_lease_when_everything_is_killed(
     ray_connection: None, tmp_path: Path
 ) -> None:
     """Daemon, host and coordinator at once, and no coordinator comes back: its keepers end what they hold."""
+    from remit.coordinator import ray_engine
+
     log, marker = tmp_path / "log", tmp_path / "host"
 
     async def main() -> int:
         async with Coordinator.open(tmp_path) as coordinator:
-            async with coordinator.turn("all", on_disconnect="continue") as turn:
-                await turn.delegate(with_tool, script=f"echo $$ > {log}; exec sleep 6000", marker=str(marker))
-                await await_until(lambda: _says(log), timeout_s=LONG_S)
-                pid = int(log.read_text())
-                view = (await asyncio.to_thread(ProcessClient().list, scope=scope_of(tmp_path)))[0]
-                assert (view.pid, view.background) == (pid, False)
-                found = await coordinator.statistics()
-                for victim in (_daemon_pid(), int(Path(f"{marker}.1").read_text()), found["pid"]):
-                    os.kill(victim, signal.SIGKILL)
-                await await_until(lambda: _is_gone(pid), timeout_s=120.0, message="it outlived its lease")
-                await coordinator.shutdown("test", timeout_s=20.0)
+            turn = coordinator.turn("all")
+            await turn.begin()
+            await turn.delegate(with_tool, script=f"echo $$ > {log}; exec sleep 6000", marker=str(marker))
+            await await_until(lambda: _says(log, "\n"), timeout_s=LONG_S)
+            pid = int(log.read_text())
+            view = (await asyncio.to_thread(ProcessClient().list, scope=scope_of(tmp_path)))[0]
+            assert (view.pid, view.background) == (pid, False)
+            name = ray_engine.coordinator_name(str(tmp_path.resolve()))
+            for victim in (_daemon_pid(), int(Path(f"{marker}.1").read_text())):
+                os.kill(victim, signal.SIGKILL)
+            # Ray does not begin this one again.
+            ray_engine.ray.kill(ray_engine.ray.get_actor(name, namespace=ray_engine.NAMESPACE), no_restart=True)
+            assert not _is_gone(pid), "it was not the lease that ended it"
+            await await_until(lambda: _is_gone(pid), timeout_s=120.0, message="it outlived its lease")
         return pid
 
     assert _is_gone(asyncio.run(main()))

@@ -139,9 +139,9 @@ async def run_body(
     except Exception as error:  # unpickling runs user code: anything may come out
         return failed_before_start(item, error)
     tasks = BodyTasks()
-    token = current_tasks.set(tasks)
-    printing = current_log.set(context.write_log)
-    watching = current_watch.set(watch)
+    current_tasks.set(tasks)
+    current_log.set(context.write_log)
+    current_watch.set(watch)
     scope = TaskScope(signal)
     scope.enter()
     raised: BaseException | None = None
@@ -156,9 +156,10 @@ async def run_body(
         raised, was_set = error, signal.is_set
     finally:
         scope.exit(raised)
-        current_tasks.reset(token)
-        current_log.reset(printing)
-        current_watch.reset(watching)
+        # Not by tokens: a body that is thrown away with its loop is closed in another context.
+        current_tasks.set(None)
+        current_log.set(None)
+        current_watch.set(None)
     await tasks.end_all()
     await context.end_tools()
     if raised is not None and was_set:

@@ -130,16 +130,29 @@ class ClientSession:
     def open(self) -> None:
         """Say hello and start to listen; blocks for one round trip.
 
+        A coordinator that is being restarted is waited for, as long as contact may be lost later.
+
         Raises:
             CoordinatorUnavailable: nobody answers.
         """
-        self.opened = self.request_blocking("open_client", self._open_request)
+        self.opened = self._say_hello()
         if self.opened.protocol != PROTOCOL:
             raise CoordinatorUnavailable(
                 f"the running coordinator speaks protocol {self.opened.protocol} and this program "
                 f"{PROTOCOL}: stop it (remit down) so that the installed version starts"
             )
         self._start_listening()
+
+    def _say_hello(self) -> ClientOpened:
+        began = time.monotonic()
+        while True:
+            try:
+                opened: ClientOpened = self.request_blocking("open_client", self._open_request)
+                return opened
+            except CoordinatorUnavailable as error:
+                if error.for_good or time.monotonic() - began >= self._give_up_s:
+                    raise
+            self._stopping.wait(_RETRY_S)
 
     def open_soon(self) -> None:
         """Say hello without waiting for the answer; what is sent meanwhile waits for it.

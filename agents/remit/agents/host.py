@@ -448,6 +448,10 @@ class AgentHost:
             "remembered": len(self._ordered),
         }
 
+    def abandon_tools(self) -> None:
+        """Leave programs to whoever finds them, as a host that is killed does."""
+        self._desk.abandon()
+
     def close(self) -> None:
         """Cancel what runs and stop listening; bounded."""
         self._outbox.close()
@@ -455,6 +459,9 @@ class AgentHost:
             task.cancel()
         if self._session is not None:
             self._session.close(say_goodbye=False)
+
+    def close_tools(self) -> None:
+        """Stop vouching for programs and watching them, once no body needs that any more."""
         self._desk.close()
 
 

@@ -99,6 +99,8 @@ class ToolDesk:
         self._renewer: threading.Thread | None = None
         self._changed = threading.Condition(self._lock)
         self._closed = False
+        self.abandoned = False
+        """Whether this process counts as killed: what it had started is for others to find."""
 
     @property
     def client(self) -> ProcessClient:
@@ -239,6 +241,11 @@ class ToolDesk:
             scope=self.scope, runs=[node_id], cause=cause, grace_s=grace_s, generation=generation
         )
         return summary.survivors
+
+    def abandon(self) -> None:
+        """Be as a process that was killed is: nobody stops or waits for what was started here."""
+        self.abandoned = True
+        self.close()
 
     def close(self) -> None:
         """Vouch for nothing any more. Idempotent; stops nothing."""

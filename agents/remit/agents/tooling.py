@@ -188,8 +188,13 @@ class ToolHolder(ClaimHolder):
             report=self.tool_report,
             watched=self._watched_tool,
         )
-        with waiting_at(ObservedAt.TOOL_WAIT, self._watch), self._own_cancel():
-            await tool.start(environment, given)
+        try:
+            with waiting_at(ObservedAt.TOOL_WAIT, self._watch), self._own_cancel():
+                await tool.start(environment, given)
+        except BaseException:
+            if tool.job:  # it ran for a moment: what it has written is kept
+                self._tool_cut_short(tool)
+            raise
         return tool
 
     async def _watched_tool(self, awaitable: Awaitable[Any]) -> Any:

@@ -91,14 +91,15 @@ class HostTelemetry:
     @contextmanager
     def inside(self, carrier: str, run_id: str, turn_id: str, attempt: int) -> Generator[None]:
         """Make an attempt the parent of all spans made in a block."""
-        token = _current_run.set((run_id, turn_id))
+        _current_run.set((run_id, turn_id))
         attached: Any = None
         if "opentelemetry.trace" in sys.modules:
             attached = _attach(attempt_carrier(carrier, run_id, attempt))
         try:
             yield
         finally:
-            _current_run.reset(token)
+            # Not by a token: a body that is thrown away with its loop is closed in another context.
+            _current_run.set(None)
             if attached is not None:
                 from opentelemetry import context
 

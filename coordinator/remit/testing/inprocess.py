@@ -69,7 +69,7 @@ class LoopThread:
         for task in left:
             task.cancel()
         if left:
-            await asyncio.wait(left, timeout=1.0)
+            await asyncio.wait(left, timeout=1.5)
         self.loop.stop()
 
 
@@ -197,6 +197,7 @@ class InProcessHost:
         threading.Thread(target=self._bury, name=f"remit-bury-{self.id[-8:]}", daemon=True).start()
 
     def _bury(self) -> None:
+        self.host.abandon_tools()
         self.host.close()
         self._thread.close()
 
@@ -205,6 +206,7 @@ class InProcessHost:
         self._dead = True
         self.host.close()
         self._thread.close()
+        self.host.close_tools()
 
 
 class InProcessEngine:
