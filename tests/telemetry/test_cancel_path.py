@@ -22,7 +22,8 @@ from tests.telemetry.world import Traced, traced
 
 async def stopped(world: Traced, turn_ready: asyncio.Future[Turn], holding: asyncio.Task[None], **how: Any) -> Turn:
     """Cancel the turn from outside and see it through."""
-    await asyncio.wait({turn_ready, holding}, return_when=asyncio.FIRST_COMPLETED)
+    either: set[asyncio.Future[Any]] = {turn_ready, holding}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if not turn_ready.done():
         await holding  # tells why it did not come so far
     turn = await turn_ready
