@@ -118,7 +118,7 @@ async def test_a_failure_is_an_error_by_its_class_and_says_no_more(tmp_path: Pat
 async def test_a_deadline_leaves_a_whole_trace_that_says_so(tmp_path: Path) -> None:
     async with traced(tmp_path) as world:
         with pytest.raises(TurnCancelled):
-            async with world.coordinator.turn("t", deadline_s=0.3) as turn:
+            async with world.coordinator.turn("t", deadline_s=3.0) as turn:
                 run = await turn.delegate(nap)
                 await run.result()
         spans = await world.spans()

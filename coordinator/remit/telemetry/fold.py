@@ -94,8 +94,8 @@ class Folder:
             ProcessStarted: self._process_started,
             ProcessEnded: self._process_ended,
             ClaimChanged: self._claim_changed,
-            ApprovalRequested: lambda node, event: self._approvals.asked(self._batch, node, event),
-            ApprovalAnswered: lambda node, event: self._approvals.answered(self._batch, node, event),
+            ApprovalRequested: self._approval_requested,
+            ApprovalAnswered: self._approval_answered,
             EffectUncertain: self._uncertain,
             CancelRequested: self._cancel_requested,
             KillRequested: self._kill_requested,
@@ -264,6 +264,12 @@ class Folder:
 
     def _claim_changed(self, owner: NodeFacts, event: ClaimChanged) -> None:
         self._claims.change(self._batch, owner, event, is_cancelled=self._cancel_above(owner) is not None)
+
+    def _approval_requested(self, owner: NodeFacts, event: ApprovalRequested) -> None:
+        self._approvals.asked(self._batch, owner, event)
+
+    def _approval_answered(self, owner: NodeFacts, event: ApprovalAnswered) -> None:
+        self._approvals.answered(self._batch, owner, event)
 
     # -- cancels -------------------------------------------------------------------
 
