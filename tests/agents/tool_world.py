@@ -44,7 +44,6 @@ class Holder(ToolHolder):
             turn_id="turn_1",
             attempt=attempt,
             signal=CancelSignal(name=run_id),
-            span=None,
         )
         self.folder = folder
         self.desk = desk

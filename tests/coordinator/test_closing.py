@@ -124,7 +124,7 @@ async def test_a_closing_coordinator_writes_everything_down_before_its_journal_c
                     pass
             w.system.let_through("finish_turn")
         assert await closing
-        closed = ["close programs", "close spool", "close journal"]
+        closed = ["close programs", "close spool", "close journal", "close telemetry"]
         assert service.closing.taken == ["stop", "wait", "end hosts", "release", *closed, "leave"]
         assert run.outcome is Outcome.CANCELLED
         assert run.cause is not None

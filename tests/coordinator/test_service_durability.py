@@ -48,6 +48,8 @@ class _Link:
 
     def control(self, orders: bytes) -> None: ...
 
+    async def flush(self, orders: bytes) -> None: ...
+
 
 class _Engine:
     """Hosts that answer at once."""

@@ -596,3 +596,40 @@ def test_one_that_cannot_be_cancelled_keeps_no_other_from_being_struck_again(
         assert "not me" in caplog.text
 
     _run(body)
+
+
+def test_a_body_that_looks_before_its_call_comes_was_told_all_the_same() -> None:
+    async def main() -> None:
+        signal = CancelSignal()
+        marked, go_on = threading.Event(), threading.Event()
+
+        def hold(_: Cause) -> None:
+            marked.set()
+            go_on.wait(60.0)
+
+        scope = TaskScope(signal)
+        with signal.add_callback(hold):  # called before the scope's
+            scope.enter()
+            setting = threading.Thread(target=signal.set, args=(CAUSE,))
+            setting.start()
+            assert await asyncio.to_thread(marked.wait, 60.0)
+            scope.exit(None)
+            told = scope.told_at
+            go_on.set()
+            await asyncio.to_thread(setting.join)
+        assert told is not None
+        assert scope.told_at == told
+
+    _run(main)
+
+
+def test_a_body_that_is_over_before_the_signal_was_never_told() -> None:
+    async def main() -> None:
+        signal = CancelSignal()
+        scope = TaskScope(signal)
+        scope.enter()
+        scope.exit(None)
+        signal.set(CAUSE)
+        assert scope.told_at is None
+
+    _run(main)

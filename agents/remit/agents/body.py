@@ -28,14 +28,12 @@ from remit.agents.printing import current_log
 from remit.core.cause import CauseKind
 from remit.core.errors import CommandTimedOut, RemitError, TurnCancelled
 from remit.core.messages import ReportEnded, StartItem
-from remit.core.outcome import Outcome
 from remit.core.scope import TaskScope
 from remit.core.signal import CancelSignal
-from remit.telemetry import NodeSpan
+from remit.telemetry.watching import BodyWatch, current_watch
 
 __all__ = [
     "BodyTasks",
-    "end_span",
     "ended_before_start",
     "failed_before_start",
     "run_body",
@@ -128,8 +126,11 @@ async def run_body(
     *,
     signal: CancelSignal,
     max_result_bytes: int,
+    watch: BodyWatch | None = None,
 ) -> ReportEnded:
     """Run an attempt to its end and return what to report of it.
+
+    With a `watch` the report says when the body began, heard of a cancel, noticed and ended.
 
     Never raises, except what asyncio uses to end the process.
     """
@@ -140,6 +141,7 @@ async def run_body(
     tasks = BodyTasks()
     current_tasks.set(tasks)
     current_log.set(context.write_log)
+    current_watch.set(watch)
     scope = TaskScope(signal)
     scope.enter()
     raised: BaseException | None = None
@@ -157,6 +159,7 @@ async def run_body(
         # Not by tokens: a body that is thrown away with its loop is closed in another context.
         current_tasks.set(None)
         current_log.set(None)
+        current_watch.set(None)
     await tasks.end_all()
     await context.end_tools()
     if raised is not None and was_set:
@@ -164,8 +167,14 @@ async def run_body(
         # and sending reports takes longer than waking the next body.
         await asyncio.sleep(0)
     if raised is not None:
-        return _report_raised(item, raised, signal, was_set=was_set)
-    return _report_returned(item, value, signal, max_result_bytes)
+        report = _report_raised(item, raised, signal, was_set=was_set)
+    else:
+        report = _report_returned(item, value, signal, max_result_bytes)
+    if watch is None:
+        return report
+    # A plain body's thread is not struck by anything: it notices when it looks.
+    struck = scope.struck_at if getattr(agent, "is_async", True) else None
+    return report._replace(timing=watch.timing(scope.told_at, struck))
 
 
 async def _call(agent: Any, context: Any, arguments: dict[str, Any], signal: CancelSignal) -> Any:
@@ -299,18 +308,3 @@ def stale_host(item: StartItem, modules: list[str]) -> ReportEnded:
         error_type="StaleHost",
         error=f"edited since this host had loaded them: {', '.join(sorted(modules)[:5])}",
     )
-
-
-def end_span(span: NodeSpan, report: ReportEnded, signal: CancelSignal) -> None:
-    """End an attempt's span as this host sees it; the same rules as the decider's."""
-    cause = signal.cause
-    own = cause is not None and cause.kind is CauseKind.DEADLINE and cause.origin == report.run_id
-    if report.report == "timed_out" or (own and not report.before_cancel):
-        outcome = Outcome.TIMED_OUT
-    elif report.report == "raised" and report.before_cancel:
-        outcome = Outcome.FAILED
-    elif signal.is_set:
-        outcome = Outcome.CANCELLED
-    else:
-        outcome = Outcome.SUCCEEDED if report.report == "returned" else Outcome.FAILED
-    span.end(outcome, cause=cause, error_type=report.error_type)

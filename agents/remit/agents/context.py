@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from remit.agents.client import ClientSession
+from remit.agents.delegation import WAITS
 from remit.agents.outbox import Outbox
 from remit.agents.participant import Participant
 from remit.agents.runs import Run
@@ -29,7 +30,7 @@ from remit.core.messages import (
 )
 from remit.core.signal import CancelSignal
 from remit.processes import CommandResult, JobOutcome, JobResult
-from remit.telemetry import NodeSpan
+from remit.telemetry.watching import BodyWatch, waiting_at
 
 __all__ = ["RunContext"]
 
@@ -56,7 +57,8 @@ class RunContext(Participant):
         machine: str,
         max_result_bytes: int,
         desk: ToolDesk,
-        span: NodeSpan | None = None,
+        watch: BodyWatch | None = None,
+        carrier: str = "",
     ) -> None:
         super().__init__(
             session=None,
@@ -64,7 +66,8 @@ class RunContext(Participant):
             turn_id=item.turn_id,
             attempt=item.attempt,
             signal=signal,
-            span=span,
+            watch=watch,
+            carrier=carrier,
         )
         self._item = item
         self._kill_signal = kill_signal
@@ -224,7 +227,7 @@ class RunContext(Participant):
             background=tool.background,
         )
         if ended:
-            report = replace(report, ended=True)
+            report = replace(report, ended=True, goes_on=result is None)
         if result is not None:
             report = replace(
                 report,
@@ -269,7 +272,8 @@ class RunContext(Participant):
         self._last_wait = ReportWaiting(self.run_id, self.attempt, wait_id, on, what)
         self._outbox.put(self._last_wait)
         try:
-            yield refusal
+            with waiting_at(WAITS[what], self._watch):
+                yield refusal
         finally:
             del self._waits[wait_id]
             if refusal.done() and not refusal.cancelled():

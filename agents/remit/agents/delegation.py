@@ -28,11 +28,19 @@ from remit.core.messages import DelegateRequest, RunRequest, dumps
 from remit.core.outcome import Outcome
 from remit.core.scope import current_scope, shielded
 from remit.core.signal import CancelSignal
-from remit.telemetry import NodeSpan
+from remit.telemetry.carrier import current_carrier, read_carrier
+from remit.telemetry.names import ObservedAt
+from remit.telemetry.watching import BodyWatch, waiting_at
 
 __all__ = ["Delegator"]
 
 _PREVIEW_BYTES = 512
+WAITS = {
+    "children": ObservedAt.CHILD_WAIT,
+    "claims": ObservedAt.LOCK_WAIT,
+    "approval": ObservedAt.APPROVAL_WAIT,
+}
+"""What a wait is called where it is told what a body was at when it heard a cancel."""
 
 
 class Delegator(ABC):
@@ -44,7 +52,8 @@ class Delegator(ABC):
         turn_id: the turn whose tree that is in.
         attempt: which attempt of a run this is; 0 for a turn.
         signal: set when the turn or run is cancelled.
-        span: the span of that turn or run, if there is one.
+        watch: notes of how its body takes a cancel, if they are wanted.
+        carrier: the trace context that it runs in, as whoever delegates here finds it.
     """
 
     def __init__(
@@ -55,14 +64,16 @@ class Delegator(ABC):
         turn_id: str,
         attempt: int,
         signal: CancelSignal,
-        span: NodeSpan | None = None,
+        watch: BodyWatch | None = None,
+        carrier: str = "",
     ) -> None:
         self._session = session
         self._node_id = node_id
         self._turn_id = turn_id
         self._attempt = attempt
         self._signal = signal
-        self._span = span or NodeSpan()
+        self._watch = watch
+        self._carrier = carrier
 
     # -- who this is ---------------------------------------------------------------
 
@@ -202,9 +213,19 @@ class Delegator(ABC):
             env=dumps(environment),
             agents={packed.key: packed.blob for packed in bundles.values()},
             runs=requests,
-            trace=self._span.carrier,
+            trace=self._inner_trace(),
         )
         return request, runs
+
+    def _inner_trace(self) -> str:
+        """Return the carrier of a span that the caller has opened inside; the empty text if there is none.
+
+        Without one, what is delegated comes below the span of this turn or run itself.
+        """
+        current = current_carrier()
+        if not current or read_carrier(current) == read_carrier(self._carrier):
+            return ""
+        return current
 
     async def send(self, request: DelegateRequest, runs: Sequence[Run]) -> None:
         """Send a packed delegation; see `delegate` for what it raises."""
@@ -318,7 +339,8 @@ class Delegator(ABC):
         self, run_ids: Sequence[str], *, what: str = "children"
     ) -> Generator[asyncio.Future[None] | None]:
         """Give way to others during a wait; yields a future that fails if the wait is refused."""
-        yield None
+        with waiting_at(WAITS[what], self._watch):
+            yield None
 
     async def _go_on(self) -> None:
         """Take one's place again after a wait; a turn has none to take."""

@@ -26,11 +26,11 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from remit.agents.body import (
-    end_span,
     ended_before_start,
     failed_before_start,
     run_body,
@@ -50,6 +50,7 @@ from remit.core.cause import Cause, CauseKind
 from remit.core.errors import InternalError, Refused
 from remit.core.messages import (
     CancelOrder,
+    FlushOrder,
     HostInventory,
     LiveAttempt,
     OrderBatch,
@@ -62,12 +63,14 @@ from remit.core.messages import (
 )
 from remit.core.signal import CancelSignal
 from remit.processes.leases import LEASE_S
-from remit.telemetry import NodeSpan, start_run_span
+from remit.telemetry.hosting import HostTelemetry
+from remit.telemetry.watching import BodyWatch
 
 __all__ = ["AgentHost"]
 
 logger = logging.getLogger("remit.host")
 
+_NOWHERE = nullcontext()
 _STALE_EVERY_S = 0.5
 _LOOK_S = 0.02
 MAX_REMEMBERED_CANCELS = 10_000
@@ -108,6 +111,7 @@ class AgentHost:
         self._max_result_bytes = max_result_bytes
         self._own_process = own_process
         self._outbox = Outbox(host_id, link)
+        self._telemetry = HostTelemetry(workspace, host_id, own_process=own_process)
         self.lease_left: Callable[[], float] = lambda: LEASE_S
         """Seconds for which the coordinator can still be vouched for."""
         self._desk = ToolDesk(workspace, holder=host_id, lease_left=lambda: self.lease_left())
@@ -208,14 +212,7 @@ class AgentHost:
         except Exception as error:  # importing runs user code: anything may come out
             self._report(failed_before_start(item, error))
             return
-        span = start_run_span(
-            item.run_id,
-            turn_id=item.turn_id,
-            parent_id=item.path[-1] if item.path else "",
-            agent=item.agent_name,
-            attempt=item.attempt,
-            carrier=item.trace,
-        )
+        watch = BodyWatch(signal) if item.trace else None
         context = RunContext(
             item,
             signal=signal,
@@ -226,19 +223,21 @@ class AgentHost:
             machine=self.machine,
             max_result_bytes=self._max_result_bytes,
             desk=self._desk,
-            span=span,
+            watch=watch,
+            carrier=self._telemetry.carrier(item.trace, item.run_id, item.attempt),
         )
         self._contexts[item.run_id] = context
         self._attempts[item.run_id] = (item.attempt, signal)
         if self._ending is not None:
             signal.set(self._ending)
-        task = loop.create_task(self._attend(agent, item, context, signal, span))
+        task = loop.create_task(self._attend(agent, item, context, signal, watch))
         self._tasks[item.run_id] = task
 
     def _agent(self, key: str, batch: StartBatch) -> Any:
         found = self._agents.get(key)
         if found is None:
             found = self._agents[key] = unbundle(batch.agents[key])
+            self._telemetry.prepare()
         return found
 
     async def _attend(
@@ -247,15 +246,19 @@ class AgentHost:
         item: StartItem,
         context: RunContext,
         signal: CancelSignal,
-        span: NodeSpan,
+        watch: BodyWatch | None,
     ) -> None:
         try:
-            report = await run_body(agent, item, context, signal=signal, max_result_bytes=self._max_result_bytes)
+            with self._telemetry.inside(item.trace, item.run_id, item.turn_id, item.attempt) if watch else _NOWHERE:
+                report = await run_body(
+                    agent, item, context, signal=signal, max_result_bytes=self._max_result_bytes, watch=watch
+                )
         finally:
             del self._tasks[item.run_id]
             del self._contexts[item.run_id]
             del self._attempts[item.run_id]
-        end_span(span, report, signal)
+        if signal.is_set:
+            self._telemetry.flush_soon()
         self._report(report)
 
     def stale(self) -> list[str]:
@@ -327,6 +330,9 @@ class AgentHost:
         for order in batch.orders:
             if isinstance(order, CancelOrder):
                 self._cancel(order)
+                self._telemetry.flush_soon()
+            elif isinstance(order, FlushOrder):
+                self._telemetry.flush(order.timeout_s)
             else:
                 self._in_loop(order)
 
@@ -407,7 +413,10 @@ class AgentHost:
             self._ending = Cause(CauseKind.PARENT_LOST, origin=self.host_id, surface="host", reason=reason)
         for _, signal in list(self._attempts.values()):
             signal.set(self._ending)
-        return self._wait_for_bodies(timeout_s)
+        are_over = self._wait_for_bodies(timeout_s)
+        # What agents and libraries have told of themselves would end with the process.
+        self._telemetry.flush()
+        return are_over
 
     def _wait_for_bodies(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

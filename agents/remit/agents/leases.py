@@ -28,6 +28,8 @@ from remit.core.errors import InvalidArgument, RemitError
 from remit.core.messages import AskClaim, ClaimAnswer, ClaimCheck, ClaimNotice, GiveUpClaim, Notice
 from remit.core.scope import shielded
 from remit.locks import Area, AreaKind, Claim, InvalidClaim, PathNotClaimed, write
+from remit.telemetry.names import ObservedAt
+from remit.telemetry.watching import waiting_at
 
 __all__ = ["ClaimHolder", "Lease"]
 
@@ -157,7 +159,8 @@ class ClaimHolder(Delegator):
         session.track(claim_id, grant, pending=True)
         granted = False
         try:
-            answer: ClaimAnswer = await self._watched(session.request("claim", request))
+            with waiting_at(ObservedAt.LOCK_WAIT, self._watch):
+                answer: ClaimAnswer = await self._watched(session.request("claim", request))
             if not answer.token:
                 session.confirm(claim_id)
             token = answer.token or await self._wait_for_grant(grant)

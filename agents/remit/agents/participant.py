@@ -30,6 +30,8 @@ from remit.core.messages import ApprovalNotice, AskApproval, NoteEffect, Notice,
 from remit.core.records import ApprovalRecord, TurnRecord
 from remit.core.scope import shielded
 from remit.journal.redact import mask_text
+from remit.telemetry.names import ObservedAt
+from remit.telemetry.watching import waiting_at
 
 __all__ = ["Approval", "Effect", "Participant"]
 
@@ -137,7 +139,8 @@ class Participant(ToolHolder):
         session.track(approval_id, waiter)
         answered = False
         try:
-            record: ApprovalRecord = await self._watched(session.request("ask_approval", request))
+            with waiting_at(ObservedAt.APPROVAL_WAIT, self._watch):
+                record: ApprovalRecord = await self._watched(session.request("ask_approval", request))
             if record.is_open:
                 record = await self._wait_for_answer(waiter)
             answered = True

@@ -30,6 +30,8 @@ from remit.core.messages import (
 from remit.core.outcome import Outcome
 from remit.core.scope import shielded
 from remit.locks import Claim
+from remit.telemetry.carrier import current_carrier
+from remit.telemetry.spans import start_cancel_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -388,6 +390,7 @@ async def request_cancel(
     requester: str = "",
 ) -> CancelReceipt:
     """Ask the coordinator to stop something and return its receipt."""
+    span = start_cancel_span(target, reason)
     request = CancelRequest(
         request_id=session.ids.request(),
         target=target,
@@ -400,10 +403,18 @@ async def request_cancel(
         kill=kill,
         grace_s=grace_s,
         dry_run=dry_run,
+        trace=span.carrier or current_carrier(),
     )
     # Whoever cancels the turn that it is in wants the receipt all the same.
-    async with shielded(_ANSWER_S):
-        return receipt_of(session, await session.request("cancel", request))
+    outcome = Outcome.FAILED
+    try:
+        async with shielded(_ANSWER_S):
+            answer: CancelAnswer = await session.request("cancel", request)
+        outcome = Outcome.SUCCEEDED
+        span.link(answer.trace)
+        return receipt_of(session, answer)
+    finally:
+        span.end(outcome)
 
 
 _ANSWER_S = 10.0

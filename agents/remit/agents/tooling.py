@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from remit.agents.leases import ClaimHolder
 from remit.agents.tooldesk import ToolDesk
@@ -16,6 +16,8 @@ from remit.core.errors import InvalidArgument, NotFound
 from remit.core.ids import IdFactory
 from remit.core.signal import CancelSignal
 from remit.processes import CommandResult, JobResult, JobSpec, JobView, StopAnswer, fingerprint
+from remit.telemetry.names import ObservedAt
+from remit.telemetry.watching import waiting_at
 
 __all__ = ["ToolHolder"]
 
@@ -121,7 +123,9 @@ class ToolHolder(ClaimHolder):
         if self._signal.is_set and result is not None and result.cancelled:
             self._tool_cut_short(tool)
         if not background:
-            self._signal.raise_if_set()
+            # It may be over by the very cancel before its waiter has heard of that.
+            with waiting_at(ObservedAt.TOOL_WAIT, self._watch):
+                self._signal.raise_if_set()
         assert result is not None
         return result
 
@@ -182,16 +186,21 @@ class ToolHolder(ClaimHolder):
             signal=self._signal,
             kill=self.tool_kill(),
             report=self.tool_report,
-            watched=self._watched,
+            watched=self._watched_tool,
         )
         try:
-            with self._own_cancel():
+            with waiting_at(ObservedAt.TOOL_WAIT, self._watch), self._own_cancel():
                 await tool.start(environment, given)
         except BaseException:
             if tool.job:  # it ran for a moment: what it has written is kept
                 self._tool_cut_short(tool)
             raise
         return tool
+
+    async def _watched_tool(self, awaitable: Awaitable[Any]) -> Any:
+        """Await what a program does, under the signal; a cancel is told as observed there."""
+        with waiting_at(ObservedAt.TOOL_WAIT, self._watch):
+            return await self._watched(awaitable)
 
     def _tool_name(self) -> str:
         """Return a name for the output of this start that no other attempt uses."""

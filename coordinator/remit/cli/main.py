@@ -175,6 +175,27 @@ def tree(
 
 
 @app.command()
+def trace(
+    target: Annotated[
+        str | None, typer.Argument(metavar="TURN", help="Turn, or a run of it; the latest turn by default.")
+    ] = None,
+    workspace: Workspace = HERE,
+    only_cancels: Annotated[
+        bool, typer.Option("--cancel", help="Only the way of each cancel, with the times of every hop.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write one page that stands alone.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw where the time of a turn went, and the way that each cancel took; needs no server."""
+    from remit.cli.tracing import show_trace
+
+    with reported():
+        show_trace(workspace, target, only_cancels=only_cancels, as_json=as_json, html=html)
+
+
+@app.command()
 def locks(
     context: typer.Context,
     workspace: Workspace = HERE,

@@ -344,6 +344,7 @@ def _accept(tx: Transaction, parent: Node, request: DelegateRequest, run: RunReq
             max_concurrent=limits.max_concurrent if limits else None,
             arguments=run.preview,
             claims=run.claims,
+            trace=request.trace,
             max_tokens=limits.tokens if limits else None,
             max_cost=limits.cost if limits else None,
             approvals=run.approvals,

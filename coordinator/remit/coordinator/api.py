@@ -308,6 +308,8 @@ class Coordinator:
             session_limits=session_limits,
             approvals=policy_rules(approvals),
             on_failure=on_failure,
+            # As other commands and libraries do it: the trace of whoever started this process.
+            trace=os.environ.get("TRACEPARENT", ""),
         )
 
     # -- looking -------------------------------------------------------------------

@@ -448,6 +448,7 @@ class Decider:
                     machine=item.machine,
                     program=item.program,
                     handle=item.handle,
+                    background=item.background,
                 )
             )
             return
@@ -462,6 +463,7 @@ class Decider:
                 stopped=item.stopped,
                 escalated=item.escalated,
                 survivors=item.survivors,
+                goes_on=item.goes_on,
             )
         )
 

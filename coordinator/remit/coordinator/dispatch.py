@@ -19,6 +19,7 @@ from remit.coordinator.transaction import Effects
 from remit.core.messages import (
     DelegateRequest,
     EndedNotice,
+    FlushOrder,
     Notice,
     Order,
     OrderBatch,
@@ -36,6 +37,9 @@ from remit.core.messages import (
 __all__ = ["Dispatcher", "HostEvents"]
 
 logger = logging.getLogger("remit.coordinator")
+
+_FLUSH_S = 1.0
+"""Seconds that hosts have to hand on spans before they are ended."""
 
 
 class HostEvents(Protocol):
@@ -74,7 +78,9 @@ class Dispatcher:
         *,
         epoch: int = 0,
         spool: BriefSpool | None = None,
+        carrier: Callable[[str, str], str] | None = None,
     ) -> None:
+        self._carrier = carrier
         self._state = state
         self._engine = engine
         self._clients = clients
@@ -239,13 +245,20 @@ class Dispatcher:
             after=node.after,
             after_names=tuple(nodes[name].name if name in nodes else "" for name in node.after),
             deadline_at=node.deadline_at,
-            trace=brief.delegation.trace,
+            trace=self._trace(node),
             lineage=node.lineage,
             # Cancelled between the decision and the disk: the host reports it, unbegun.
             cause=node.cause,
             claims=run.claims,
             wishes=run.wishes,
         )
+
+    def _trace(self, node: Node) -> str:
+        """Return the trace context of a run's turn; the empty text where nothing is traced."""
+        if self._carrier is None:
+            return ""
+        turn = self._state.nodes.get(node.turn_id)
+        return self._carrier(node.turn_id, turn.trace if turn is not None else "")
 
     async def _spawn(self, host_id: str) -> None:
         if self._abandoned:
@@ -296,8 +309,14 @@ class Dispatcher:
         task.add_done_callback(self._spawning.discard)
 
     async def kill_all(self, reason: str) -> None:
-        """End every host; bounded by the engine."""
+        """End every host; bounded by the engine, and before that by what spans of agents may take."""
         self._abandoned = True
+        if self._carrier is not None and self._links:
+            orders = dumps(OrderBatch(self._epoch, (FlushOrder(_FLUSH_S),)))
+            flushing = [asyncio.ensure_future(link.flush(orders)) for link in self._links.values()]
+            await asyncio.wait(flushing, timeout=_FLUSH_S)
+            for task in flushing:
+                task.cancel()
         logger.info("all hosts are ended: %s", reason)
         await asyncio.gather(*(self._engine.kill(host_id) for host_id in list(self._state.hosts)))
 

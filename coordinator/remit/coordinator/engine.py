@@ -61,6 +61,10 @@ class HostLink(Protocol):
         """Send control messages; heard also while the host's bodies block."""
         ...
 
+    async def flush(self, orders: bytes) -> None:
+        """Send orders to hand on spans that have ended; returns when that is done, or the host is gone."""
+        ...
+
 
 class Engine(Protocol):
     """Starts and ends agent hosts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,11 @@ from remit.coordinator.state import WorkspaceState
 from remit.coordinator.survey import ProgramWitness
 from remit.coordinator.transaction import Settings
 from remit.core.clock import Clock, SystemClock
+from remit.core.events import decode_event
 from remit.journal import Journal, JournalReader, journal_location, open_journal
+from remit.telemetry.recorder import Recorder, Sink
+from remit.telemetry.settings import TelemetrySettings
+from remit.telemetry.setup import open_recorder
 
 __all__ = ["Life", "LoopScheduler", "fold", "journal_path", "stored_payloads"]
 
@@ -60,6 +64,13 @@ def _live_runs(state: WorkspaceState) -> frozenset[str]:
     return frozenset(node.id for node in state.nodes.values() if not node.is_turn and not node.is_ended)
 
 
+def _prime(recorder: Recorder, reader: JournalReader, state: WorkspaceState) -> None:
+    """Tell a recorder what an earlier life had begun, so that its spans can end."""
+    for turn_id in dict.fromkeys(node.turn_id for node in state.nodes.values() if not node.is_ended):
+        records = reader.read(turn_id=turn_id)
+        recorder.prime(decode_event(r.kind, r.node_id, r.turn_id, r.data) for r in records)
+
+
 class LoopScheduler:
     """Timers of the running event loop on the system's clock."""
 
@@ -84,6 +95,8 @@ class Life:
     service: CoordinatorService
     journal: Journal
     spool: BriefSpool
+    recorder: Recorder | None = None
+    """Makes spans of what is decided; closed with the service."""
 
     @classmethod
     async def begin(
@@ -96,6 +109,8 @@ class Life:
         on_busy: Callable[[], None] | None = None,
         journal: Journal | None = None,
         witness: ProgramWitness | None = None,
+        telemetry: TelemetrySettings | None = None,
+        sinks: Sequence[Sink] = (),
     ) -> Life:
         """Open the workspace's journal, fold it, settle what was left, and serve.
 
@@ -107,6 +122,8 @@ class Life:
             on_busy: called now and then while somebody needs this coordinator.
             journal: an open journal; the workspace's own by default.
             witness: who knows what became of programs while no coordinator was there.
+            telemetry: what spans and metrics are made; none by default.
+            sinks: further places that they go to.
 
         Raises:
             JournalError: the journal cannot be opened, or belongs to another coordinator.
@@ -122,6 +139,11 @@ class Life:
         try:
             folded = await asyncio.to_thread(fold_journal, reader)
             payloads = await asyncio.to_thread(stored_payloads, reader, folded.state)
+            recorder = open_recorder(
+                telemetry or TelemetrySettings.off(), options.workspace, now=scheduler.clock.now, extra=sinks
+            )
+            if recorder is not None:
+                await asyncio.to_thread(_prime, recorder, reader, folded.state)
         finally:
             reader.close()
         spool, kept = await asyncio.to_thread(
@@ -139,6 +161,7 @@ class Life:
             spool=spool,
             kept=kept,
             witness=witness,
+            recorder=recorder,
         )
         await service.start()
-        return cls(service, journal, spool)
+        return cls(service, journal, spool, recorder)

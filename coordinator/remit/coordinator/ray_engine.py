@@ -11,6 +11,7 @@ is gone for good with `ActorDiedError`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib
 import logging
@@ -34,6 +35,7 @@ from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
 from remit.core.limits import Limits
 from remit.core.messages import HostInventory
+from remit.telemetry.settings import TelemetrySettings, forwarded
 
 __all__ = ["RayLink", "connect", "coordinator_name", "disconnect", "find_coordinator"]
 
@@ -121,10 +123,13 @@ def _unavailable(error: BaseException) -> CoordinatorUnavailable:
 class HostShell:
     """The actor around an `AgentHost`."""
 
-    def __init__(self, host_id: str, coordinator: Any, workspace: str, max_result_bytes: int) -> None:
+    def __init__(
+        self, host_id: str, coordinator: Any, workspace: str, max_result_bytes: int, environment: Mapping[str, str]
+    ) -> None:
         from remit.agents.host import AgentHost
         from remit.agents.lifeline import Lifeline
 
+        os.environ.update(environment)
         tune_collector()
         self._link = RayLink(coordinator)
         self._host = AgentHost(
@@ -194,6 +199,11 @@ class RayHostLink:
         """Send orders."""
         self._actor.control.remote(orders)
 
+    async def flush(self, orders: bytes) -> None:
+        """Send orders to hand on spans that have ended; returns when that is done, or the host is gone."""
+        with contextlib.suppress(RayError):
+            await _get(self._actor.control.remote(orders))
+
 
 class RayEngine:
     """Hosts as named, detached Ray actors: they outlive this process, and their lease ends them."""
@@ -231,7 +241,7 @@ class RayEngine:
                 max_task_retries=0,
                 **options,
             )
-            .remote(host_id, self._me, self._workspace, self._max_result_bytes)
+            .remote(host_id, self._me, self._workspace, self._max_result_bytes, forwarded(os.environ))
         )
         self._hosts[host_id] = actor
         try:
@@ -361,7 +371,8 @@ async def _get(ref: Any) -> Any:
 class CoordinatorShell:
     """The actor around a `CoordinatorService`; begun by its first call."""
 
-    def __init__(self, workspace: str, settings: Settings) -> None:
+    def __init__(self, workspace: str, settings: Settings, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
         self._workspace = workspace
         self._settings = settings
         self._life: Life | None = None
@@ -390,6 +401,7 @@ class CoordinatorShell:
                     settings=self._settings,
                     scheduler=LoopScheduler(),
                     on_busy=_touch_node,
+                    telemetry=TelemetrySettings.from_env(os.environ),
                 )
             return self._life
 
@@ -518,7 +530,7 @@ def find_coordinator(
             # The journal is in the workspace's folder, which this machine has.
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
-        .remote(workspace, workspace_settings(limits))
+        .remote(workspace, workspace_settings(limits), forwarded(os.environ))
     )
     return RayLink(actor)
 

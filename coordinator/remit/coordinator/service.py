@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remit.coordinator.briefs import Briefs, BriefSpool
@@ -74,11 +74,14 @@ from remit.core.messages import (
 )
 from remit.journal import Journal, JournalRecord
 from remit.locks import ClaimView
+from remit.telemetry.recorder import Recorder
 
 __all__ = ["CoordinatorService", "ServiceOptions"]
 
 logger = logging.getLogger("remit.coordinator")
 
+_LAST_SPANS_S = 1.0
+"""Seconds for the last spans of a coordinator whose journal has failed."""
 _AFTER_THE_END = frozenset({"shutdown", "poll", "close_client"})
 """Requests that a closed coordinator still answers: they change nothing."""
 _JOURNAL_S = 4.5
@@ -128,6 +131,7 @@ class CoordinatorService:
         kept: what earlier lives have kept.
         tail: records that the journal holds behind its latest snapshot.
         witness: who knows what became of programs while no coordinator was there.
+        recorder: makes spans of what is decided; closed with this object. None for no spans.
     """
 
     def __init__(
@@ -144,6 +148,7 @@ class CoordinatorService:
         kept: Sequence[Briefs] = (),
         tail: int = 0,
         witness: ProgramWitness | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._options = options
         self._journal = journal
@@ -156,7 +161,16 @@ class CoordinatorService:
         self._spool = spool
         self._kept = kept
         self._witness: ProgramWitness = witness or self._ask_engine
-        self._dispatch = Dispatcher(self._decider.state, engine, self._clients, self, epoch=journal.epoch, spool=spool)
+        self._recorder = recorder
+        self._dispatch = Dispatcher(
+            self._decider.state,
+            engine,
+            self._clients,
+            self,
+            epoch=journal.epoch,
+            spool=spool,
+            carrier=None if recorder is None else recorder.carrier,
+        )
         self._snapshots = Snapshots(journal, self._decider.state, tail=tail)
         self._commits: deque[_Commit] = deque()
         self._quiet_waiters: dict[str, list[asyncio.Future[None]]] = {}
@@ -299,6 +313,8 @@ class CoordinatorService:
         logger.error("the journal failed, this life of the coordinator ends: %s", error)
         self._dispatch.abandon()
         self._clients.release_all()
+        if self._recorder is not None:
+            self._recorder.close(_LAST_SPANS_S)
         self._engine.abort()
 
     def _apply(self, decision: Decision, waiter: asyncio.Future[Any] | None) -> None:
@@ -307,6 +323,8 @@ class CoordinatorService:
         payloads = {
             event.node_id: payload for event, payload in decision.events if payload is not None and event.terminal
         }
+        if self._recorder is not None:
+            self._recorder.events(decision.events)
         self._dispatch.apply(decision.effects, payloads)
         for request_id in decision.effects.quiet:
             for quiet in self._quiet_waiters.pop(request_id, ()):
@@ -403,6 +421,8 @@ class CoordinatorService:
         await self._commit(self._decider.open_turn(request, self._clock.now()))
 
     async def _finish_turn(self, request: FinishTurn) -> None:
+        if self._recorder is not None:
+            self._recorder.holder(request.turn_id, request.timing)
         await self._commit(self._decider.finish_turn(request, self._clock.now()))
 
     async def _delegate(self, request: DelegateRequest) -> None:
@@ -445,7 +465,16 @@ class CoordinatorService:
         decision = self._decider.cancel(request, self._clock.now())
         await self._commit(decision)
         assert decision.answer is not None
-        return decision.answer
+        return self._traced(decision.answer)
+
+    def _traced(self, answer: CancelAnswer) -> CancelAnswer:
+        """Return an answer with the span of what it is about, for whoever asked to link to."""
+        node = self._decider.state.nodes.get(answer.target)
+        if self._recorder is None or node is None:
+            return answer
+        turn = self._decider.state.nodes.get(node.turn_id)
+        holder = turn.trace if turn is not None else ""
+        return replace(answer, trace=self._recorder.carrier(node.turn_id, holder, node.id))
 
     async def _cancel_status(self, request: tuple[str, float]) -> CancelSummary | None:
         """Return what a cancel has led to, waiting up to a time for quiet."""
@@ -469,7 +498,13 @@ class CoordinatorService:
             # The first copy may still wait for the disk, and its sender forgets what is acknowledged.
             await self._all_durable()
             return
-        await self._commit(self._decider.report(batch, self._clock.now()))
+        if self._recorder is not None:
+            self._recorder.reports(batch.items)
+        refused = self._decider.state.refused
+        decision = self._decider.report(batch, self._clock.now())
+        if self._recorder is not None and self._decider.state.refused > refused:
+            self._recorder.refused(self._decider.state.refused - refused)
+        await self._commit(decision)
 
     async def _host_alive(self, host_id: str) -> bool:
         """Renew a host's lease; false tells it that its work was settled without it."""
@@ -568,6 +603,7 @@ class CoordinatorService:
             "messages": dict(self._dispatch.messages),
             "refused": state.refused,
             "stopping": state.stopping,
+            "telemetry": {} if self._recorder is None else self._recorder.statistics(),
             "hosts": [
                 {
                     "id": host.id,
@@ -674,6 +710,10 @@ class CoordinatorService:
             if self._spool is not None:
                 self._spool.close()
 
+        def close_telemetry() -> None:
+            if self._recorder is not None:
+                self._recorder.close(_JOURNAL_S)
+
         def leave() -> None:
             # The answer to whoever asked must leave before this process does.
             self._loop.call_later(0.2, self._engine.exit)
@@ -687,6 +727,7 @@ class CoordinatorService:
                 ("programs", close_programs),
                 ("spool", close_spool),
                 ("journal", lambda: self._journal.close(_JOURNAL_S)),
+                ("telemetry", close_telemetry),
             ),
             leave=leave,
         )

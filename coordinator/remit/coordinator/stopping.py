@@ -151,15 +151,17 @@ def _cancel_one(tx: Transaction, request: CancelRequest, node: Node) -> CancelAn
             reason=request.reason,
         )
         grace_s = node.grace_s if request.grace_s is None else request.grace_s
-        cancel_node(tx, node, cause, grace_s=grace_s, kill=request.kill)
+        cancel_node(tx, node, cause, grace_s=grace_s, kill=request.kill, trace=request.trace)
     else:
-        _join_cancel(tx, node, request.request_id, runs)
+        _join_cancel(tx, node, request.request_id, runs, trace=request.trace)
         if request.kill and not node.kill:
             _kill(tx, node, request.request_id)
     return CancelAnswer(request.request_id, node.id, True, runs, cause=node.cause)
 
 
-def cancel_node(tx: Transaction, node: Node, cause: Cause, *, grace_s: float | None = None, kill: bool = False) -> None:
+def cancel_node(
+    tx: Transaction, node: Node, cause: Cause, *, grace_s: float | None = None, kill: bool = False, trace: str = ""
+) -> None:
     """Accept a cancel of a live node: mark its subtree, end what never began, order the rest."""
     if node.is_ended or node.cause is not None:
         return
@@ -177,6 +179,7 @@ def cancel_node(tx: Transaction, node: Node, cause: Cause, *, grace_s: float | N
             grace_s=grace,
             kill=kill,
             live=live,
+            trace=trace,
         )
     )
     withdraw_waiting(tx, affected)
@@ -192,7 +195,7 @@ def cancel_node(tx: Transaction, node: Node, cause: Cause, *, grace_s: float | N
             settle(tx, other)
 
 
-def _join_cancel(tx: Transaction, node: Node, request_id: str, live: int) -> None:
+def _join_cancel(tx: Transaction, node: Node, request_id: str, live: int, *, trace: str = "") -> None:
     """Acknowledge a further cancel of a node: the first cause stays, the new receipt hears of the quiet."""
     tx.emit(
         CancelRequested(
@@ -204,6 +207,7 @@ def _join_cancel(tx: Transaction, node: Node, request_id: str, live: int) -> Non
             grace_s=node.grace_s,
             kill=node.kill,
             live=live,
+            trace=trace,
         )
     )
 

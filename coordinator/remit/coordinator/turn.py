@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +24,7 @@ from remit.core.errors import (
     UsageError,
 )
 from remit.core.messages import (
+    BodyTiming,
     CancelRequest,
     EndedNotice,
     FinishTurn,
@@ -36,7 +38,9 @@ from remit.core.messages import (
 from remit.core.outcome import Outcome
 from remit.core.scope import TaskScope
 from remit.core.signal import CancelSignal
-from remit.telemetry import start_turn_span
+from remit.telemetry.carrier import current_carrier
+from remit.telemetry.spans import start_turn_span
+from remit.telemetry.watching import BodyWatch
 
 __all__ = ["Turn", "TurnHolder"]
 
@@ -53,13 +57,18 @@ class TurnHolder(Participant):
             turn_id=request.turn_id,
             attempt=0,
             signal=CancelSignal(name=request.turn_id),
-            span=start_turn_span(request.turn_id, name=request.name, session_id=request.session_id),
+            carrier=current_carrier(),
         )
-        self._request = replace(request, trace=self._span.carrier)
+        self._span = start_turn_span(request.turn_id, name=request.name, session_id=request.session_id)
+        self._request = replace(request, trace=self._span.carrier or self._carrier or request.trace)
+        self._watch = watch = BodyWatch(self._signal)
+        self._take_timing = watch.timing
+        self._told_at: float | None = None
         self._ended: EndedNotice | None = None
         self._started = False
         self._lost: RemitError | None = None
         self._wakers: list[Callable[[], None]] = []
+        self._scope: TaskScope | None = None
 
     def _connect(self) -> ClientSession:
         raise InternalError("a turn always has a connection")
@@ -126,6 +135,7 @@ class TurnHolder(Participant):
         """Take a notice about this turn (called by the session)."""
         if isinstance(notice, TurnCancelledNotice):
             self._span.event("remit.cancel.requested", notice.cause)
+            self._told_at = time.monotonic()
             self._signal.set(notice.cause)
         elif isinstance(notice, TurnStartedNotice):
             self._started = True
@@ -221,6 +231,7 @@ class TurnHolder(Participant):
             error=str(error)[:4096] if error is not None else "",
             tokens=self._tokens,
             cost=self._cost,
+            timing=self._timing(),
         )
         while True:
             try:
@@ -232,6 +243,11 @@ class TurnHolder(Participant):
             await asyncio.sleep(_RETRY_S)
         await self._until(lambda: self._ended is not None)
 
+    def _timing(self) -> BodyTiming:
+        """Return how the body took its cancel, for the spans of it."""
+        struck = self._scope.struck_at if self._scope is not None else None
+        return self._take_timing(self._told_at, struck)
+
 
 class Turn(TurnHolder):
     """One piece of foreground work of a parent agent: `async with coordinator.turn(...)`.
@@ -241,10 +257,6 @@ class Turn(TurnHolder):
     cancelled at its awaits, and the block ends with `TurnCancelled`. An exception in
     the block cancels what still runs below (`parent_failed`).
     """
-
-    def __init__(self, session: ClientSession, request: OpenTurn) -> None:
-        super().__init__(session, request)
-        self._scope: TaskScope | None = None
 
     async def __aenter__(self) -> Turn:
         """Open the turn; see `TurnHolder.begin`."""

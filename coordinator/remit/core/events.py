@@ -188,6 +188,7 @@ class RunAccepted(Event):
     max_tokens: int | None = None
     max_cost: float | None = None
     approvals: tuple[Mapping[str, Any], ...] = ()
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,11 +288,13 @@ class ProcessStarted(Event):
     machine: str = ""
     program: str = ""
     handle: str = ""
+    background: bool = False
+    """It belongs to the session from its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded(Event):
-    """A tool process and everything below it is gone, or what is left is named."""
+    """A tool process and everything below it is gone, or what is left is named, or it goes on in the session."""
 
     kind: ClassVar[str] = "process_ended"
     pid: int = 0
@@ -300,6 +303,8 @@ class ProcessEnded(Event):
     stopped: bool = False
     escalated: bool = False
     survivors: tuple[str, ...] = ()
+    goes_on: bool = False
+    """It was put into the background, and is no business of its run any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +412,7 @@ class CancelRequested(Event):
     grace_s: float = 5.0
     kill: bool = False
     live: int = 0
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ __all__ = [
     "ApprovalNotice",
     "AskApproval",
     "AskClaim",
+    "BodyTiming",
     "CancelAnswer",
     "CancelOrder",
     "CancelRequest",
@@ -39,6 +40,7 @@ __all__ = [
     "DrainRequest",
     "EndedNotice",
     "FinishTurn",
+    "FlushOrder",
     "GiveUpClaim",
     "HostInventory",
     "LiveAttempt",
@@ -69,7 +71,7 @@ __all__ = [
 ]
 
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of these messages; both ends must have the same."""
 
 
@@ -129,6 +131,48 @@ class OpenTurn:
     """`stop`: the first run delegated by the turn itself that does not succeed cancels the others."""
 
 
+class BodyTiming(NamedTuple):
+    """When a body began, heard its cancel, observed it and ended, by one clock of its process.
+
+    Seconds are counted on the monotonic clock from the beginning.
+    """
+
+    began_at: float
+    """In seconds since 1970."""
+    ended_s: float
+    told_s: float | None = None
+    """When its signal was set; None if it was not, or only after its end."""
+    observed_s: float | None = None
+    """When it first took notice; None where that is not known before its end."""
+    where: str = "checkpoint"
+    """What it was at then (`remit.telemetry.ObservedAt`)."""
+
+    @property
+    def ended_at(self) -> float:
+        """The end, in seconds since 1970."""
+        return self.began_at + self.ended_s
+
+    @property
+    def told_at(self) -> float:
+        """When it was told, in seconds since 1970; its end if it never was."""
+        return self.began_at + (self.ended_s if self.told_s is None else self.told_s)
+
+    @property
+    def observed_at(self) -> float:
+        """When it observed that, in seconds since 1970; its end if that is not known."""
+        return self.began_at + (self.ended_s if self.observed_s is None else self.observed_s)
+
+    @property
+    def observation_s(self) -> float:
+        """Seconds from being told to observing it."""
+        return max(0.0, self.observed_at - self.told_at)
+
+    @property
+    def cleanup_s(self) -> float:
+        """Seconds from observing it to the end."""
+        return max(0.0, self.ended_at - self.observed_at)
+
+
 @dataclass(frozen=True, slots=True)
 class FinishTurn:
     """A turn's body has ended.
@@ -144,6 +188,7 @@ class FinishTurn:
     tokens: int = 0
     """All that its body has spent; see `NoteSpend`."""
     cost: float = 0.0
+    timing: BodyTiming | None = None
 
 
 class RunRequest(NamedTuple):
@@ -203,6 +248,8 @@ class CancelRequest:
     kill: bool = False
     grace_s: float | None = None
     dry_run: bool = False
+    trace: str = ""
+    """Carrier of the span that asks; the empty text where there is none."""
 
 
 class AskClaim(NamedTuple):
@@ -313,6 +360,8 @@ class CancelAnswer:
     cause: Cause | None = None
     message: str = ""
     nodes: tuple[str, ...] = ()
+    trace: str = ""
+    """Carrier of the span of what was asked for, to link to; the empty text where nothing is traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +398,8 @@ class ReportEnded(NamedTuple):
     traceback: str = ""
     payload: bytes | None = None
     preview: str = ""
+    timing: BodyTiming | None = None
+    """Only where the attempt came with a trace."""
 
 
 class ReportWaiting(NamedTuple):
@@ -405,6 +456,8 @@ class ReportProcess:
     survivors: tuple[str, ...] = ()
     handle: str = ""
     background: bool = False
+    goes_on: bool = False
+    """With `ended`: it is not over, but in the background from now on."""
 
 
 Report = ReportEnded | ReportWaiting | ReportResume | ReportSpend | ReportProgress | ReportProcess
@@ -482,7 +535,14 @@ class WaitRefused:
     cycle: str
 
 
-Order = CancelOrder | ResumeOrder | WaitRefused
+@dataclass(frozen=True, slots=True)
+class FlushOrder:
+    """Hand on the spans that have ended: this host is about to be ended."""
+
+    timeout_s: float
+
+
+Order = CancelOrder | ResumeOrder | WaitRefused | FlushOrder
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -69,7 +70,9 @@ class TaskScope:
         "_shields",
         "_struck",
         "signal",
+        "struck_at",
         "task",
+        "told_at",
     )
 
     def __init__(self, signal: CancelSignal, *, task: asyncio.Task[Any] | None = None) -> None:
@@ -77,6 +80,10 @@ class TaskScope:
         """The signal that is delivered."""
         self.task = task
         """The task that it is delivered to; set by `enter`."""
+        self.told_at: float | None = None
+        """When the signal was set, on the monotonic clock; None while it is not, or if that came after `exit`."""
+        self.struck_at: float | None = None
+        """When the task was first cancelled by this scope, on the same clock."""
         self._active = False
         self._base = 0
         self._issued = 0
@@ -117,6 +124,9 @@ class TaskScope:
         if task is None or delivery is None or not self._active:
             raise InternalError("a task scope is left once, after it was entered")
         self._active = False
+        if self.signal.is_set:
+            # All below a signal is marked before anybody is called: a body that looks may be out before its call.
+            self._note_told()
         if self._registration is not None:
             self._registration.close()
             self._registration = None
@@ -167,8 +177,14 @@ class TaskScope:
 
     def _on_set(self, _: Cause) -> None:
         delivery = self._delivery
+        if self._active:
+            self._note_told()
         if delivery is not None:
             delivery.post(self._deliver)
+
+    def _note_told(self) -> None:
+        if self.told_at is None:
+            self.told_at = time.monotonic()
 
     def _deliver(self) -> None:
         """Cancel the task for the first time, and look after it from then on."""
@@ -198,6 +214,8 @@ class TaskScope:
     def _cancel_task(self) -> None:
         assert self.task is not None
         self._issued += 1
+        if self.struck_at is None:
+            self.struck_at = time.monotonic()
         self._struck = getattr(self.task, "_fut_waiter", None)
         self.task.cancel()
 

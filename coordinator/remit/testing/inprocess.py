@@ -29,6 +29,8 @@ from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
 from remit.core.messages import HostInventory
 from remit.journal import Journal, MemoryJournal
+from remit.telemetry.recorder import Recorder, Sink
+from remit.telemetry.settings import TelemetrySettings
 
 __all__ = ["InProcess", "InProcessHost", "open_inprocess"]
 
@@ -180,6 +182,11 @@ class InProcessHost:
             self.received.append("control")
             self.host.control(orders)
 
+    async def flush(self, orders: bytes) -> None:
+        """Let spans that have ended be handed on."""
+        if not self._dead:
+            self.host.control(orders)
+
     def kill(self, reason: str = "killed") -> None:
         """Vanish: nothing that still runs here is heard of again."""
         if self._dead:
@@ -287,6 +294,8 @@ class InProcess:
         journal: where events go; in memory by default.
         poll_s: longest time a poll is parked.
         come_back_s: seconds that holders of an earlier life's turns have to come back.
+        telemetry: what spans and metrics are made; none by default.
+        sinks: further places that they go to.
     """
 
     def __init__(
@@ -297,6 +306,8 @@ class InProcess:
         journal: Journal | None = None,
         poll_s: float = 0.5,
         come_back_s: float = 10.0,
+        telemetry: TelemetrySettings | None = None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self.workspace = str(workspace)
         self.journal: Journal = journal or MemoryJournal()
@@ -307,6 +318,8 @@ class InProcess:
         self._gates: dict[str, asyncio.Event] = {}
         self._poll_s = poll_s
         self._come_back_s = come_back_s
+        self._telemetry = telemetry
+        self._sinks = tuple(sinks)
         self._fatal: Callable[[Sequence[str]], bool] | None = None
         self.died = threading.Event()
         """Set when the failpoint of `die_after` was reached."""
@@ -336,6 +349,8 @@ class InProcess:
             settings=self.settings,
             scheduler=LoopScheduler(),
             journal=self.journal,
+            telemetry=self._telemetry,
+            sinks=self._sinks,
         )
 
     # -- crashes -------------------------------------------------------------------
@@ -369,6 +384,8 @@ class InProcess:
         if isinstance(self.journal, MemoryJournal):
             self.journal.crash()
         self.life.spool.close()
+        if self.life.recorder is not None:
+            self.life.recorder.abandon()
         self._gates.clear()
         with self._flights:
             lost, self._flying = self._flying, set()
@@ -405,6 +422,11 @@ class InProcess:
             was_there = outer in self._flying
             self._flying.discard(outer)
             return was_there
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What makes the spans, or None."""
+        return self.life.recorder
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -457,6 +479,8 @@ class InProcess:
         self._thread.close()
         self.life.spool.close()
         self.journal.close()
+        if self.life.recorder is not None:
+            self.life.recorder.close()
 
 
 @contextmanager
@@ -467,9 +491,19 @@ def open_inprocess(
     journal: Journal | None = None,
     poll_s: float = 0.5,
     come_back_s: float = 10.0,
+    telemetry: TelemetrySettings | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> Generator[InProcess]:
     """Run a coordinator and its hosts in this process for the time of a block."""
-    system = InProcess(workspace, settings=settings, journal=journal, poll_s=poll_s, come_back_s=come_back_s)
+    system = InProcess(
+        workspace,
+        settings=settings,
+        journal=journal,
+        poll_s=poll_s,
+        come_back_s=come_back_s,
+        telemetry=telemetry,
+        sinks=sinks,
+    )
     try:
         yield system
     finally:

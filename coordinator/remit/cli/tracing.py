@@ -1,0 +1,106 @@
+"""`remit trace`: a turn's spans from the workspace's files, without any server."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from remit.cli.lines import Line
+from remit.cli.output import print_json, print_lines
+from remit.cli.records import Records, opened
+from remit.cli.trace_page import trace_page
+from remit.cli.waterfall import cancel_lines, waterfall_lines
+from remit.coordinator.state import Node
+from remit.core.errors import InvalidArgument, NotFound
+from remit.core.events import decode_event
+from remit.telemetry.files import read_traces, traces_folder
+from remit.telemetry.fold import Folder
+from remit.telemetry.record import SpanRecord
+from remit.telemetry.trace import Trace, span_dict
+
+__all__ = ["show_trace"]
+
+_SETTLE_S = 3.0
+"""How long the last spans of a turn that has just ended may take to reach the disk."""
+_LOOK_S = 0.1
+_PIPE_COLUMNS = 120
+
+
+def show_trace(workspace: Path, target: str | None, *, only_cancels: bool, as_json: bool, html: Path | None) -> None:
+    """Draw a turn's trace, or only the way of its cancels; as JSON or as a page if asked.
+
+    Raises:
+        NotFound: no such turn, or nothing is known of what it did.
+        InvalidArgument: the page cannot be written there.
+    """
+    with opened(workspace) as records:
+        node = records.latest_turn() if target is None else records.find(target)
+        turn = records.state.nodes.get(node.turn_id, node)
+        spans, is_from_journal = _spans_of(records, turn)
+        if not spans:
+            raise NotFound(f"{turn.id} has no finished span yet; `remit tree {turn.id}` shows what is at work")
+        trace = Trace(spans)
+        if html is not None:
+            _write_page(html, trace_page(trace, title=f"{turn.name or 'turn'} {turn.id}"))
+            print_lines([Line(f"wrote {html}: {len(spans)} spans of {turn.id}")])
+            return
+        if as_json:
+            cancels = [path.to_dict() for path in trace.cancels()]
+            document = {"workspace": records.workspace, "turn": turn.id, "trace_id": trace.trace_id}
+            shown = [] if only_cancels else [span_dict(row.span) for row in trace.rows(is_whole=True)]
+            print_json({**document, "cancels": cancels, "spans": shown})
+            return
+        print_lines([*_notes(turn, is_from_journal=is_from_journal), *_drawn(trace, only_cancels=only_cancels)])
+
+
+def _drawn(trace: Trace, *, only_cancels: bool) -> list[Line]:
+    if only_cancels:
+        return cancel_lines(trace)
+    width = shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
+    is_ascii = "utf" not in (sys.stdout.encoding or "").lower()
+    return waterfall_lines(trace, width=width, is_ascii=is_ascii)
+
+
+def _notes(turn: Node, *, is_from_journal: bool) -> list[Line]:
+    lines: list[Line] = []
+    if not turn.is_ended:
+        lines.append(Line(f"{turn.id} has not ended: only finished spans are here; `remit tree` shows the rest"))
+    if is_from_journal:
+        lines.append(Line("its traces are not in the files (any more): drawn from the journal, without hosts' times"))
+    return [Line(line.text, "yellow") for line in lines]
+
+
+def _spans_of(records: Records, turn: Node) -> tuple[list[SpanRecord], bool]:
+    """Return a turn's spans, and whether they had to be made from the journal."""
+    folder = traces_folder(records.workspace)
+    limit = time.monotonic() + _SETTLE_S
+    while True:
+        spans = list(read_traces(folder, turn.id))
+        is_whole = any(s.run_id == turn.id and s.name.startswith("invoke_workflow") for s in spans)
+        # They follow the end of the turn by a moment; a turn that ended long ago gets no more.
+        is_fresh = turn.is_ended and records.is_live and time.time() - (turn.ended_at or 0.0) < _SETTLE_S
+        if is_whole or not is_fresh or time.monotonic() > limit:
+            break
+        time.sleep(_LOOK_S)
+    if is_whole or not turn.is_ended:
+        return spans, False
+    return _fold(records, turn.id), True
+
+
+def _fold(records: Records, turn_id: str) -> list[SpanRecord]:
+    if records.reader is None:
+        return []
+    folder = Folder(is_measured=False)
+    for r in records.reader.read(turn_id=turn_id):
+        folder.event(decode_event(r.kind, r.node_id, r.turn_id, r.data))
+    folder.close(records.now)
+    return folder.take().spans
+
+
+def _write_page(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"{str(path)!r} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,145 @@
+"""Agents for traces: each waits in its own way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from typing import Any
+
+from remit.agents import RunContext, agent
+from remit.agents.sync_context import SyncRunContext
+from remit.core import RunCancelled, RunFailed, RunLost, RunTimedOut
+from remit.locks import write
+from remit.telemetry import ObservedAt, waiting_at
+from tests.agents.bodies import Stage
+
+DEAF = (
+    "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+)
+
+
+@agent
+async def holder(ctx: RunContext) -> None:
+    async with ctx.claim(write("shared.txt")):
+        Stage(ctx.workspace).note("held")
+        await asyncio.sleep(600)
+
+
+@agent
+async def in_line(ctx: RunContext) -> None:
+    async with ctx.claim(write("shared.txt")):
+        raise AssertionError("granted")
+
+
+@agent
+async def deaf_program(ctx: RunContext) -> None:
+    await ctx.process([sys.executable, "-c", DEAF, str(ctx.workspace / "stage" / "deaf")], grace_s=0.1)
+
+
+@agent
+async def asks(ctx: RunContext) -> None:
+    await ctx.approve("deploy prod", details={"token": "not to be told"})
+
+
+@agent
+async def streams(ctx: RunContext) -> None:
+    with waiting_at(ObservedAt.PROVIDER_STREAM):
+        Stage(ctx.workspace).note("streams")
+        await asyncio.sleep(600)
+
+
+@agent
+async def computes(ctx: RunContext) -> None:
+    Stage(ctx.workspace).note("computes")
+    while True:
+        await asyncio.sleep(0.01)  # not as often as it could: others of this process have to get on
+
+
+@agent
+def plain(ctx: SyncRunContext) -> None:
+    Stage(ctx.workspace).note("plain")
+    while True:
+        ctx.signal.wait_blocking(600)
+        ctx.signal.raise_if_set()
+
+
+@agent
+async def middle(ctx: RunContext) -> None:
+    """Three levels: this one, and below it one of each way to wait."""
+    runs = [await ctx.delegate(each) for each in (holder, deaf_program, asks, computes, streams)]
+    await ctx.gather(*runs)
+
+
+@agent
+async def boom(ctx: RunContext) -> None:
+    raise ValueError("the secret is 12345")
+
+
+@agent
+async def give(ctx: RunContext, value: Any = None) -> Any:
+    return value
+
+
+@agent
+async def tidy(ctx: RunContext) -> None:
+    """Clean up, shielded, after the cancel."""
+    from remit.telemetry import span
+
+    Stage(ctx.workspace).note("tidy")
+    try:
+        await ctx.sleep(600)
+    finally:
+        async with ctx.shielded(5.0):
+            with span("clean up"):
+                await asyncio.sleep(0)
+
+
+@agent
+async def bad_tidy(ctx: RunContext) -> None:
+    Stage(ctx.workspace).note("bad tidy")
+    try:
+        await ctx.sleep(600)
+    finally:
+        raise OSError("no space left")
+
+
+@agent
+async def grow(ctx: RunContext, seed: int, depth: int) -> int:
+    """Do something of everything, by a seed."""
+    choice = random.Random(seed)
+    for _ in range(choice.randrange(4)):
+        await asyncio.sleep(0)
+    if depth:
+        runs = [
+            await ctx.delegate(grow, seed=seed * 7 + number, depth=depth - 1) for number in range(choice.randrange(3))
+        ]
+        try:
+            if choice.random() < 0.8:
+                await ctx.gather(*runs)
+        except (RunFailed, RunCancelled, RunTimedOut, RunLost):
+            if choice.random() < 0.5:
+                raise
+    what = choice.random()
+    if what < 0.15:
+        raise ValueError("by the seed")
+    if what < 0.5:
+        async with ctx.claim(write(f"file-{choice.randrange(3)}")):
+            await ctx.sleep(0.001 * choice.randrange(30))
+    elif what < 0.8:
+        await ctx.sleep(0.001 * choice.randrange(60))
+    return seed
+
+
+@agent
+async def spends(ctx: RunContext) -> None:
+    """Report what was used so far; the clean-up comes to more."""
+    ctx.partial({"tokens": 4})
+    Stage(ctx.workspace).note("spent")
+    try:
+        await ctx.sleep(600)
+    finally:
+        async with ctx.shielded(5.0):
+            await asyncio.sleep(0)
+            ctx.partial({"tokens": 6})
