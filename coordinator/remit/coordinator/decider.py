@@ -21,6 +21,7 @@ from remit.coordinator.claiming import (
     check_claim,
     clear_claims,
     clear_host,
+    clear_swept,
     expire_claim,
     give_up_claim,
     start_sweeps,
@@ -279,7 +280,7 @@ class Decider:
             left.discard(pid)
             if not left:
                 del self._sweeping[run_id]
-                clear_claims(tx, run_id)
+                clear_swept(tx, run_id)
         return self._finish(tx)
 
     def client_gone(self, client_id: str, reason: str, now: float) -> Decision:
@@ -337,6 +338,7 @@ class Decider:
         if host is None:
             return
         runs = [self.state.nodes[name] for name in host.runs]
+        known = set(host.runs)
         killed = host.killed
         tx.emit(HostGone(node_id=host_id, turn_id="", at=tx.now, reason=reason, expected=killed or expected))
         for run in runs:
@@ -344,7 +346,12 @@ class Decider:
                 self._host_of_run_gone(tx, run, killed=killed, reason=reason)
             if run.state is not NodeState.RETRYING:
                 # A next attempt would find its programs by their keys; nobody else looks for these.
-                tx.effects.sweep.extend((run.id, process) for process in (run.processes or {}).values())
+                if not run.is_ended:
+                    tx.effects.sweep.extend((run.id, process) for process in (run.processes or {}).values())
+                tx.effects.orphans.append((host.machine, run.id))
+        for run in self.state.nodes.values():
+            # Bodies that were given up on went with it; what they had started meanwhile nobody was told of.
+            if run.unconfirmed and run.host_id == host_id and run.id not in known:
                 tx.effects.orphans.append((host.machine, run.id))
         clear_host(tx, host_id)
 
