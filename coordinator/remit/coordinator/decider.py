@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from remit.coordinator.admission import delegate, open_turn
 from remit.coordinator.approving import arm_approvals, expire_approval
@@ -42,6 +43,7 @@ from remit.coordinator.stopping import (
     escalate,
     expire,
     expire_attempt,
+    forget_cancels,
     stop_everything,
 )
 from remit.coordinator.transaction import Effects, Settings, Timers, Transaction
@@ -83,6 +85,11 @@ from remit.core.messages import (
 
 __all__ = ["Decider", "Decision"]
 
+_REFUSALS = 1_000
+"""Refused turns and delegations that are remembered; copies arrive within seconds or never."""
+_PAST_TURNS = 10_000
+"""Ids of pruned turns that are remembered: less than a megabyte."""
+
 
 @dataclass(slots=True)
 class Decision:
@@ -122,6 +129,8 @@ class Decider:
         self._timers = Timers()
         self._payloads: dict[str, bytes] = dict(payloads or {})
         self._unstartable: set[str] = set()
+        self._refused: dict[str, RemitError | TurnCancelled] = {}
+        """Request (see `_name_of`) -> why it was refused: a late copy of the request hears the same."""
         self._sweeping: dict[str, set[int]] = {}
 
     def next_due(self) -> float | None:
@@ -191,11 +200,23 @@ class Decider:
         return self._finish(tx)
 
     def open_turn(self, request: OpenTurn, now: float) -> Decision:
-        """Accept a turn, or refuse it (see `admission.open_turn`)."""
+        """Accept a turn, or refuse it (see `admission.open_turn`); sent again, it hears the same."""
+        return self._admit(request, lambda tx: open_turn(tx, request), now)
+
+    def _admit(
+        self, request: OpenTurn | DelegateRequest, rule: Callable[[Transaction], object], now: float
+    ) -> Decision:
+        """Decide about a request for something new, once: what was refused is not accepted later."""
         tx = self._begin(now)
+        known = self._refused.get(_name_of(request)) if self._refused else None
+        if known is not None:
+            return self._finish(tx, error=known)
         try:
-            open_turn(tx, request)
-        except RemitError as error:
+            rule(tx)
+        except (RemitError, TurnCancelled) as error:
+            self._refused[_name_of(request)] = error
+            while len(self._refused) > _REFUSALS:
+                del self._refused[next(iter(self._refused))]
             return self._finish(tx, error=error)
         return self._finish(tx)
 
@@ -227,13 +248,8 @@ class Decider:
         return self._finish(tx)
 
     def delegate(self, request: DelegateRequest, now: float) -> Decision:
-        """Accept all runs of a delegation, or none (see `admission.delegate`)."""
-        tx = self._begin(now)
-        try:
-            delegate(tx, request)
-        except (RemitError, TurnCancelled) as error:
-            return self._finish(tx, error=error)
-        return self._finish(tx)
+        """Accept all runs of a delegation, or none (see `admission.delegate`); sent again, it hears the same."""
+        return self._admit(request, lambda tx: delegate(tx, request), now)
 
     def cancel(self, request: CancelRequest, now: float) -> Decision:
         """Decide a cancel (see `stopping.cancel`)."""
@@ -535,9 +551,19 @@ class Decider:
         gone = [name for name, node in self.state.nodes.items() if node.turn_id in doomed]
         for name in gone:
             del self.state.nodes[name]
-            self.state.turns.pop(name, None)
+            if self.state.turns.pop(name, None) is not None:
+                self.state.past_turns[name] = None
+        while len(self.state.past_turns) > _PAST_TURNS:
+            del self.state.past_turns[next(iter(self.state.past_turns))]
         forget_turns(self.state, gone)
-        kept = {k: c for k, c in self.state.cancels.items() if c.targets[-1] in self.state.nodes}
-        self.state.cancels = kept
+        forget_cancels(self.state)
         self._unstartable.difference_update(gone)
         return gone
+
+
+def _name_of(request: OpenTurn | DelegateRequest) -> str:
+    """Return a short text that copies of one request share, and no other request has."""
+    if isinstance(request, OpenTurn):
+        return request.turn_id
+    asked = (request.parent_id, request.parent_attempt, [(run.run_id, run.after) for run in request.runs])
+    return blake2b(repr(asked).encode(), digest_size=16).hexdigest()
