@@ -63,3 +63,20 @@ def test_programs_of_runs_that_are_over_are_ended_again_after_a_restart() -> Non
     assert w.swept == [(run, 77)]
     w.restart()
     assert w.swept == [(run, 77), (run, 77)]
+
+
+def test_programs_of_a_holder_that_vanished_are_ended_though_its_runs_go_on() -> None:
+    w = ClaimWorld()
+    turn = w.open_turn(on_disconnect="continue")
+    run = w.run(turn)
+    assert w.client_gone().effects.orphans == [("", turn)]
+    assert w.live() == [turn, run]
+
+
+def test_programs_of_a_holder_that_vanished_after_its_turn_was_given_up_on_are_ended() -> None:
+    w = ClaimWorld()
+    turn = w.open_turn(grace_s=1.0)
+    w.cancel(turn)
+    w.advance(1.5)
+    assert w.node(turn).unconfirmed
+    assert w.client_gone().effects.orphans == [("", turn)]

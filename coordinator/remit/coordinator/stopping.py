@@ -356,6 +356,9 @@ def client_gone(tx: Transaction, client_id: str, reason: str) -> None:
             continue
         if turn.is_ended:
             clear_claims(tx, turn.id)
+            if turn.unconfirmed:
+                # Its body went on until now, and may have started programs.
+                tx.effects.orphans.append(("", turn.id))
             continue
         # A turn whose body never began has nothing to go on with.
         if turn.on_disconnect == "cancel" or turn.started_at is None:
@@ -371,6 +374,8 @@ def client_gone(tx: Transaction, client_id: str, reason: str) -> None:
             _give_up_on_holder(tx, turn, report="vanished")
         elif not turn.report:
             tx.emit(TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="follow"))
+            # Its runs go on; what its holder had started itself has nobody any more.
+            tx.effects.orphans.append(("", turn.id))
             settle(tx, turn)
 
 
