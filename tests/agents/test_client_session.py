@@ -114,7 +114,8 @@ def test_what_the_coordinator_cannot_know_yet_is_not_lost_when_it_forgets_the_cl
     session = ClientSession(NobodyThere())
     waiting = Watching()
     session.track("claim_1", waiting, pending=True)
-    session.request_blocking = lambda method, message, timeout_s=1.0: ClientOpened(1, 0.01, "", 1, PROTOCOL)  # type: ignore[method-assign]
+    answers = {"open_client": ClientOpened(1, 0.01, "", 1, PROTOCOL), "subscribe": ()}
+    session.request_blocking = lambda method, message, timeout_s=1.0: answers[method]  # type: ignore[method-assign]
     session._open_again()
     assert waiting.lost == []
     # Once it does know, it is asked what was missed; here nobody answers that.

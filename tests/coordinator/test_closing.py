@@ -124,7 +124,8 @@ async def test_a_closing_coordinator_writes_everything_down_before_its_journal_c
                     pass
             w.system.let_through("finish_turn")
         assert await closing
-        assert service.closing.taken == ["stop", "wait", "end hosts", "release", "close journal", "leave"]
+        closed = ["close programs", "close spool", "close journal"]
+        assert service.closing.taken == ["stop", "wait", "end hosts", "release", *closed, "leave"]
         assert run.outcome is Outcome.CANCELLED
         assert run.cause is not None
         assert (run.cause.kind, run.cause.reason) == (CauseKind.SHUTDOWN, "for tonight")

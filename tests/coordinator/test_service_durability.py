@@ -18,6 +18,7 @@ from remit.core.messages import (
     DelegateRequest,
     EndedNotice,
     FinishTurn,
+    HostInventory,
     OpenClient,
     OpenTurn,
     PollReply,
@@ -37,6 +38,11 @@ class _Link:
 
     pid = 1
     machine = "here"
+
+    node = "node_1"
+
+    async def inventory(self, epoch: int) -> HostInventory:
+        raise AssertionError("no earlier life has started it")
 
     def start(self, batch: bytes) -> None: ...
 

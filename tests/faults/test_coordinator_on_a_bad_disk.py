@@ -19,7 +19,7 @@ from remit.coordinator.folding import fold_journal
 from remit.core.errors import RemitError, TurnCancelled
 from remit.journal import SqliteJournal, SqliteJournalReader
 from remit.journal.writer import FAILPOINTS
-from remit.testing.inprocess import open_inprocess
+from remit.testing import InProcess, open_inprocess
 
 
 @agent
@@ -58,6 +58,13 @@ async def work(system: Any, told: dict[str, Any]) -> BaseException | None:
     return None
 
 
+async def until_nothing_lives(system: InProcess) -> None:
+    """Wait until everything of the life before is settled: nobody comes back for its turns."""
+    async with system.coordinator() as coordinator:
+        while (found := await coordinator.statistics())["live_turns"] or found["live_runs"]:
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.requirement("F14")
 @pytest.mark.parametrize(
     ("point", "forever"),
@@ -85,8 +92,8 @@ def test_no_end_that_somebody_was_told_is_lost(
             error = refused
         assert error is None or "journal" in str(error), error
         # The next life settles what was left.
-        with open_inprocess(tmp_path, journal=SqliteJournal.open(path), poll_s=0.1):
-            pass
+        with open_inprocess(tmp_path, journal=SqliteJournal.open(path), poll_s=0.1, come_back_s=0.0) as system:
+            asyncio.run(until_nothing_lives(system))
         with closing(SqliteJournalReader.open(path)) as reader:
             records = list(reader.read())
             accepted = {one.node_id for one in records if one.kind in ("run_accepted", "turn_accepted")}

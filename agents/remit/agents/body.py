@@ -138,8 +138,8 @@ async def run_body(
     except Exception as error:  # unpickling runs user code: anything may come out
         return failed_before_start(item, error)
     tasks = BodyTasks()
-    token = current_tasks.set(tasks)
-    printing = current_log.set(context.write_log)
+    current_tasks.set(tasks)
+    current_log.set(context.write_log)
     scope = TaskScope(signal)
     scope.enter()
     raised: BaseException | None = None
@@ -154,8 +154,9 @@ async def run_body(
         raised, was_set = error, signal.is_set
     finally:
         scope.exit(raised)
-        current_tasks.reset(token)
-        current_log.reset(printing)
+        # Not by tokens: a body that is thrown away with its loop is closed in another context.
+        current_tasks.set(None)
+        current_log.set(None)
     await tasks.end_all()
     await context.end_tools()
     if raised is not None and was_set:

@@ -16,7 +16,7 @@ from remit.agents.outbox import Outbox
 from remit.agents.participant import Participant
 from remit.agents.runs import Run
 from remit.agents.tooldesk import ToolDesk
-from remit.agents.tools import ToolProcess
+from remit.agents.tools import ToolProcess, settle_all
 from remit.core.errors import ProcessError, RemitError, WaitCycle
 from remit.core.messages import (
     LiveAttempt,
@@ -248,9 +248,7 @@ class RunContext(Participant):
         cause = self._signal.cause
         if cause is not None and not cause.stops_foreground:
             return
-        await asyncio.gather(
-            *(tool.settle() for tool in self._desk.of_node(self.run_id) if isinstance(tool, ToolProcess))
-        )
+        await settle_all(self._desk.of_node(self.run_id))
         if self.attempt > 1:
             # What an earlier attempt had left running and this one did not ask for again.
             with suppress(RemitError):

@@ -17,7 +17,7 @@ import asyncio
 import codecs
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +40,7 @@ from remit.processes import (
 )
 from remit.processes.output import STDERR_NAME, STDOUT_NAME
 
-__all__ = ["ToolProcess"]
+__all__ = ["ToolProcess", "settle_all"]
 
 PROOF_S = 12.0
 """How long after the grace a stop may take to be proven: the keeper's own limit (5 s) and room for a busy machine."""
@@ -285,12 +285,18 @@ class ToolProcess:
             await asyncio.wait([self._done])
         return self.result()
 
-    async def settle(self) -> None:
-        """Be done with it because a cancel cut its wait short: stopped and proven gone, or left to the next attempt."""
+    def begin_settling(self) -> bool:
+        """Ask for its stop unless it is to go on; return whether there is an end to wait for."""
         cause = self._signal.cause
         if self.background or self._done.done() or (cause is not None and not cause.stops_foreground):
-            return
+            return False
         self._stop(cause)
+        return True
+
+    async def settle(self) -> None:
+        """Be done with it because a cancel cut its wait short: stopped and proven gone, or left to the next attempt."""
+        if not self.begin_settling():
+            return
         await _patiently(self._done, limit_s=self.grace_s + PROOF_S)
         if not self._done.done():
             self.stop_failed(ProcessError("its end was not proven in time"))
@@ -390,3 +396,12 @@ async def _patiently(future: asyncio.Future[Any], *, limit_s: float | None = Non
             # Leaving now would leave a process that nobody looks after.
             interrupted = interrupted or error
     return interrupted
+
+
+async def settle_all(tools: Iterable[object]) -> None:
+    """Be done with all of these programs, at the same time; see `ToolProcess.settle`."""
+    mine = [tool for tool in tools if isinstance(tool, ToolProcess)]
+    for tool in mine:
+        tool.begin_settling()
+    for tool in mine:
+        await tool.settle()

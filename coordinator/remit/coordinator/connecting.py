@@ -74,6 +74,14 @@ class RayConnection:
         return link
 
     def _find_ray(self) -> str:
+        try:
+            return self._locate()
+        except CoordinatorUnavailable as error:
+            # A cluster that is not there, unlike a coordinator, does not come back in a moment.
+            error.for_good = True
+            raise
+
+    def _locate(self) -> str:
         source, address = resolve_address(self._address)
         if address is not None:
             probe(address, source="RAY_ADDRESS" if source == "environment" else "--address")
@@ -82,9 +90,7 @@ class RayConnection:
         record = node.status()
         if record is None:
             if not self._start:
-                raise CoordinatorUnavailable(
-                    "the local Ray node is not up, so nothing runs; `remit up` starts it", for_good=True
-                )
+                raise CoordinatorUnavailable("the local Ray node is not up, so nothing runs; `remit up` starts it")
             record = node.ensure(self._progress)
         os.environ.update(node.environment(record))
         node.touch()

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 from remit.coordinator import conversation as conversation_module
 from remit.coordinator import state as state_module
@@ -44,11 +44,20 @@ _STATE_AT = _NODE_FIELDS.index("state")
 _APART = frozenset({"nodes", "turns", "locks", "queues", "resuming", "parking", "refused"})
 """Attributes of the state that are kept in their own way, or are no part of the fold."""
 
+
+def _is_kept(found: object) -> TypeGuard[type[Any]]:
+    """Tell whether something is a class whose values snapshots hold by their fields."""
+    if not isinstance(found, type):
+        return False
+    kind = cast("type[Any]", found)
+    return is_dataclass(kind) or issubclass(kind, Enum) or hasattr(kind, "_fields")
+
+
 _CLASSES: dict[str, type[Any]] = {
     found.__name__: found
     for module in (state_module, conversation_module, records_module)
     for found in (*vars(module).values(), CauseKind)
-    if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum) or hasattr(found, "_fields"))
+    if _is_kept(found)
 }
 """What may stand in a snapshot beside plain data: the values of the state, by name."""
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from remit.agents.client import ClientSession
 from remit.agents.participant import Participant
 from remit.agents.tooldesk import ToolDesk
-from remit.agents.tools import ToolProcess
+from remit.agents.tools import settle_all
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import (
     CoordinatorUnavailable,
@@ -117,8 +117,8 @@ class TurnHolder(Participant):
 
     async def end_tools(self) -> None:
         """Stop what this turn has started itself and not let go, when its body is over; bounded."""
-        tools = self.session.desk.of_node(self.id) if self._tool_count else ()
-        await asyncio.gather(*(tool.settle() for tool in tools if isinstance(tool, ToolProcess)))
+        if self._tool_count:
+            await settle_all(self.session.desk.of_node(self.id))
 
     # -- notices (poll thread) -----------------------------------------------------
 

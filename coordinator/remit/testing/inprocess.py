@@ -67,7 +67,7 @@ class LoopThread:
         for task in left:
             task.cancel()
         if left:
-            await asyncio.wait(left, timeout=1.0)
+            await asyncio.wait(left, timeout=1.5)
         self.loop.stop()
 
 
@@ -284,6 +284,7 @@ class InProcess:
         settings: the workspace's numbers.
         journal: where events go; in memory by default.
         poll_s: longest time a poll is parked.
+        come_back_s: seconds that holders of an earlier life's turns have to come back.
     """
 
     def __init__(
@@ -293,6 +294,7 @@ class InProcess:
         settings: Settings | None = None,
         journal: Journal | None = None,
         poll_s: float = 0.5,
+        come_back_s: float = 10.0,
     ) -> None:
         self.workspace = str(workspace)
         self.journal: Journal = journal or MemoryJournal()
@@ -302,6 +304,7 @@ class InProcess:
         """Names of the requests that arrived, in order."""
         self._gates: dict[str, asyncio.Event] = {}
         self._poll_s = poll_s
+        self._come_back_s = come_back_s
         self._fatal: Callable[[Sequence[str]], bool] | None = None
         self.died = threading.Event()
         """Set when the failpoint of `die_after` was reached."""
@@ -322,6 +325,7 @@ class InProcess:
             poll_s=self._poll_s,
             housekeeping_s=0.1,
             ask_hosts_s=10.0,
+            come_back_s=self._come_back_s,
             failpoint=self._failpoint,
         )
         return await Life.begin(
@@ -460,9 +464,10 @@ def open_inprocess(
     settings: Settings | None = None,
     journal: Journal | None = None,
     poll_s: float = 0.5,
+    come_back_s: float = 10.0,
 ) -> Generator[InProcess]:
     """Run a coordinator and its hosts in this process for the time of a block."""
-    system = InProcess(workspace, settings=settings, journal=journal, poll_s=poll_s)
+    system = InProcess(workspace, settings=settings, journal=journal, poll_s=poll_s, come_back_s=come_back_s)
     try:
         yield system
     finally:
