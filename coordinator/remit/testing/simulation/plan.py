@@ -125,10 +125,11 @@ class CancelPlan:
 class FaultPlan:
     """Something that breaks.
 
-    `coordinator` (crashes, is back after seconds), `host` (one dies), `zombie` (one is taken for
-    dead and acts on for seconds), `client` (is silent for good), `partition` (a client is cut off for
-    seconds), `disk` (the next write fails, and every one for seconds), `close` (the coordinator is
-    closed properly and started again), `drain` (a node of the cluster takes no work for seconds).
+    `coordinator` (crashes, is back after seconds; below a pick of 0.6 with its next orders),
+    `host` (one dies), `zombie` (one is taken for dead and acts on for seconds), `client` (is silent
+    for good), `partition` (a client is cut off for seconds), `disk` (the next write fails, and every
+    one for seconds), `close` (the coordinator is closed properly and started again), `drain` (a node
+    of the cluster takes no work for seconds).
     """
 
     at: float

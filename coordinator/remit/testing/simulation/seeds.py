@@ -43,7 +43,7 @@ def make_plan(seed: int) -> Plan:
         spawn_failure=chance.choice([0.0, 0.0, 0.0, 0.2]),
         hosts_survive=chance.random() < 0.7,
         silence=chance.choice([0.0, 0.0, 0.0, 0.3]),
-        spool_loss=chance.choice([0.0, 0.0, 0.0, 0.3]),
+        spool_loss=chance.choice([0.0, 0.0, 0.3, 1.0]),
         keep_turns=chance.choice([0, 1, 200]),
         answers=tuple(_answer(chance, clients) for _ in range(chance.choice([0, 1, 2, 4]))),
     )

@@ -76,6 +76,8 @@ class Simulation:
         self.silence = plan.silence
         self.spool: set[str] = set()
         """Runs whose agent and arguments outlive the coordinator."""
+        self._crash_at_next: float | None = None
+        """Seconds of absence of a coordinator that crashes with its next orders."""
         self.clients: list[ClientModel] = []
         self.life: CoordinatorModel | None = None
         self._settings = Settings(
@@ -165,6 +167,7 @@ class Simulation:
         self.note("calm: no more faults")
         self.disk.heal()
         self.silence = 0.0
+        self._crash_at_next = None
         if self.life is None:
             self._begin_life()
         self._undo_drains()
@@ -253,6 +256,9 @@ class Simulation:
     def _break(self, fault: FaultPlan) -> None:
         self.note(f"fault: {fault.kind} {fault.seconds:g} s")
         match fault.kind:
+            case "coordinator" if fault.pick < 0.6:
+                # At the worst moment: when the disk may have what no host has heard of.
+                self._crash_at_next = fault.seconds
             case "coordinator":
                 self._crash(fault.seconds)
             case "disk":
@@ -368,6 +374,10 @@ class Simulation:
                 self.note(f"  {event.kind} {event.node_id} {describe(event)}".rstrip())
         assert self.life is not None
         self.judge.decided(self.life, decision)
+        seconds = self._crash_at_next
+        if seconds is not None and decision.events and (decision.effects.starts or decision.effects.cancels):
+            self._crash_at_next = None
+            self.kernel.after(0.0, lambda: self._crash(seconds))
 
     def durable(self, decision: Decision) -> None:
         """Look at a decision that has reached the disk."""
