@@ -367,10 +367,12 @@ def test_a_body_that_would_not_stop_keeps_its_quarantine_while_its_host_lives() 
     world.advance(1.5)
     assert world.node(stuck).unconfirmed
     host = world.node(bystander).host_id
-    world.restart(world.survey())
-    assert (world.swept, world.owners(ClaimState.QUARANTINED)) == ([], [stuck])
-    world.host_gone(host)
     assert world.swept == [(stuck, 77)]
+    world.restart(world.survey())
+    world.process_swept(stuck, 77)
+    assert (world.swept[1:], world.owners(ClaimState.QUARANTINED)) == ([], [stuck])
+    world.host_gone(host)
+    assert world.swept[1:] == [(stuck, 77)]
 
 
 def test_a_report_of_programs_that_comes_again_is_not_counted_twice() -> None:

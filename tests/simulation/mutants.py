@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
-from remit.coordinator import admission, decider, evolve, settling, stopping
+from remit.coordinator import admission, approving, decider, evolve, recovering, settling, spending, stopping
 from remit.coordinator.decider import Decider, Decision
-from remit.coordinator.state import Node, NodeState, WorkspaceState
+from remit.coordinator.state import Node, WorkspaceState
 from remit.coordinator.transaction import Timers, Transaction
+from remit.core.errors import NotFound
 from remit.core.events import CancelRequested, Event, RunResumed
-from remit.core.messages import DelegateRequest, ReportBatch, ReportEnded, ReportResume, ReportWaiting
+from remit.core.messages import AnswerApproval, DelegateRequest, ReportBatch, ReportEnded, ReportResume, ReportWaiting
 from remit.core.outcome import Outcome
+from remit.testing.simulation import shell
+from remit.testing.simulation.dispatch import DispatchModel
+from remit.testing.simulation.host import HostModel
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -105,14 +109,58 @@ def a_cancel_order_not_sent(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_accepted_run_forgotten_at_recovery(patch: pytest.MonkeyPatch) -> None:
-    """What had not started when the coordinator died is not looked at again."""
-    original = Decider._settle_left_over
+    """What cannot go on or begin after a restart is not looked at again."""
+    patch.setattr(recovering, "_settle_rest", _nothing)
 
-    def settle_left_over(self: Decider, tx: Transaction, node: Node) -> None:
-        if node.state is not NodeState.QUEUED:
-            original(self, tx, node)
 
-    patch.setattr(Decider, "_settle_left_over", settle_left_over)
+def a_start_not_sent_again(patch: pytest.MonkeyPatch) -> None:
+    """What a host has not received before its coordinator died never begins."""
+    patch.setattr(recovering, "_start_again", _nothing)
+
+
+def a_cancel_not_sent_again(patch: pytest.MonkeyPatch) -> None:
+    """A cancel whose order may have died with the coordinator is left alone."""
+    patch.setattr(recovering, "_cancel_again", _nothing)
+
+
+def orders_of_earlier_lives_taken(patch: pytest.MonkeyPatch) -> None:
+    """Hosts do not look at the life that an order is of."""
+
+    def refuses(self: HostModel, epoch: int) -> bool:
+        return self.is_dead
+
+    patch.setattr(HostModel, "_refuses", refuses)
+
+
+def an_approval_left_open(patch: pytest.MonkeyPatch) -> None:
+    """A cancel leaves what is asked below it to people."""
+    patch.setattr(stopping, "cancel_approvals", _nothing)
+
+
+def a_second_answer_taken(patch: pytest.MonkeyPatch) -> None:
+    """The latest answer stands, not the first."""
+
+    def answer(tx: Transaction, request: AnswerApproval) -> Any:
+        if request.approval_id not in tx.state.approvals:
+            raise NotFound("no such approval")
+        return approving._answer(tx, request.approval_id, "approved" if request.approve else "denied")
+
+    patch.setattr(shell, "answer_approval", answer)
+
+
+def a_budget_that_stops_nothing(patch: pytest.MonkeyPatch) -> None:
+    """What is used up goes on."""
+    patch.setattr(spending, "_stop_what_is_used_up", _nothing)
+
+
+def a_failure_that_stops_nobody(patch: pytest.MonkeyPatch) -> None:
+    """`on_failure="stop"` is not looked at."""
+    patch.setattr(decider, "stop_after_failures", _nothing)
+
+
+def programs_of_a_dead_host_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """Nobody ends what the bodies of a dead host had started."""
+    patch.setattr(DispatchModel, "end_programs", _nothing)
 
 
 def a_retry_after_a_cancel(patch: pytest.MonkeyPatch) -> None:
@@ -181,6 +229,14 @@ MUTANTS: tuple[Mutant, ...] = (
     a_parent_that_ends_before_its_children,
     a_cancel_order_not_sent,
     an_accepted_run_forgotten_at_recovery,
+    a_start_not_sent_again,
+    a_cancel_not_sent_again,
+    orders_of_earlier_lives_taken,
+    an_approval_left_open,
+    a_second_answer_taken,
+    a_budget_that_stops_nothing,
+    a_failure_that_stops_nobody,
+    programs_of_a_dead_host_left_behind,
     a_retry_after_a_cancel,
     an_escalation_forgotten,
     a_quiet_not_announced,

@@ -102,7 +102,19 @@ def test_seeds_reach_what_they_are_meant_to_reach() -> None:
         "quarantined",
         "the journal failed",
         "taken for dead",
-        *(f"fault: {kind}" for kind in ("coordinator", "host", "zombie", "client", "partition", "disk", "close")),
+        "attempt_moved",
+        "report=moved",
+        "approves",
+        "decision=approved",
+        "decision=denied",
+        "decision=expired",
+        "decision=cancelled",
+        "cause=budget",
+        "spent",
+        *(
+            f"fault: {kind}"
+            for kind in ("coordinator", "host", "zombie", "client", "partition", "disk", "close", "drain")
+        ),
     }
     for seed in range(SEEDS):
         text = "\n".join(history_of(make_plan(seed)))

@@ -43,7 +43,7 @@ def open_turn(tx: Transaction, request: OpenTurn) -> None:
         BudgetExceeded: the session has nothing left to spend.
         InvalidArgument: `busy`, `on_disconnect` or `on_failure` is not one of its words.
     """
-    if request.turn_id in tx.state.nodes:
+    if request.turn_id in tx.state.nodes or request.turn_id in tx.state.past_turns:
         return
     if tx.state.stopping:
         raise CoordinatorClosing(

@@ -43,6 +43,7 @@ __all__ = [
     "check_claim",
     "clear_claims",
     "clear_host",
+    "clear_swept",
     "end_claims",
     "expire_claim",
     "give_up_claim",
@@ -266,11 +267,28 @@ def clear_host(tx: Transaction, host_id: str) -> None:
             _sweep_once(tx, node, left)
 
 
+def clear_swept(tx: Transaction, node_id: str) -> None:
+    """Free what is quarantined for a node whose programs are proven gone, unless its body may be at work still."""
+    node = tx.node(node_id)
+    if node is None or not _may_be_at_work(tx, node):
+        clear_claims(tx, node_id)
+
+
+def _may_be_at_work(tx: Transaction, node: Node) -> bool:
+    """Tell whether a body that was given up on may be on its host still: the end of the host is the proof then."""
+    return node.is_ended and node.unconfirmed and node.host_id in tx.state.hosts
+
+
 def start_sweeps(tx: Transaction) -> None:
-    """End again what earlier lives could not prove gone; the proof frees its claims."""
+    """End again what earlier lives have not proven gone: whether they had begun to is not known.
+
+    The proof frees claims.
+    """
+    for node in tx.state.nodes.values():
+        if node.is_ended and not _may_be_at_work(tx, node):
+            _sweep_once(tx, node, _left_behind(node))
     for node in _quarantined(tx):
-        # A body that would not stop may be on its host still: the end of the host is the proof then.
-        if not node.is_ended or node.host_id not in tx.state.hosts:
+        if not node.is_ended:
             _sweep_once(tx, node, _left_behind(node))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from remit.coordinator.admission import delegate, open_turn
 from remit.coordinator.approving import arm_approvals, expire_approval
@@ -21,6 +22,7 @@ from remit.coordinator.claiming import (
     check_claim,
     clear_claims,
     clear_host,
+    clear_swept,
     expire_claim,
     give_up_claim,
     start_sweeps,
@@ -41,6 +43,7 @@ from remit.coordinator.stopping import (
     escalate,
     expire,
     expire_attempt,
+    forget_cancels,
     stop_everything,
 )
 from remit.coordinator.transaction import Effects, Settings, Timers, Transaction
@@ -82,6 +85,11 @@ from remit.core.messages import (
 
 __all__ = ["Decider", "Decision"]
 
+_REFUSALS = 1_000
+"""Refused turns and delegations that are remembered; copies arrive within seconds or never."""
+_PAST_TURNS = 10_000
+"""Ids of pruned turns that are remembered: less than a megabyte."""
+
 
 @dataclass(slots=True)
 class Decision:
@@ -121,6 +129,8 @@ class Decider:
         self._timers = Timers()
         self._payloads: dict[str, bytes] = dict(payloads or {})
         self._unstartable: set[str] = set()
+        self._refused: dict[str, RemitError | TurnCancelled] = {}
+        """Request (see `_name_of`) -> why it was refused: a late copy of the request hears the same."""
         self._sweeping: dict[str, set[int]] = {}
 
     def next_due(self) -> float | None:
@@ -190,11 +200,23 @@ class Decider:
         return self._finish(tx)
 
     def open_turn(self, request: OpenTurn, now: float) -> Decision:
-        """Accept a turn, or refuse it (see `admission.open_turn`)."""
+        """Accept a turn, or refuse it (see `admission.open_turn`); sent again, it hears the same."""
+        return self._admit(request, lambda tx: open_turn(tx, request), now)
+
+    def _admit(
+        self, request: OpenTurn | DelegateRequest, rule: Callable[[Transaction], object], now: float
+    ) -> Decision:
+        """Decide about a request for something new, once: what was refused is not accepted later."""
         tx = self._begin(now)
+        known = self._refused.get(_name_of(request)) if self._refused else None
+        if known is not None:
+            return self._finish(tx, error=known)
         try:
-            open_turn(tx, request)
-        except RemitError as error:
+            rule(tx)
+        except (RemitError, TurnCancelled) as error:
+            self._refused[_name_of(request)] = error
+            while len(self._refused) > _REFUSALS:
+                del self._refused[next(iter(self._refused))]
             return self._finish(tx, error=error)
         return self._finish(tx)
 
@@ -226,13 +248,8 @@ class Decider:
         return self._finish(tx)
 
     def delegate(self, request: DelegateRequest, now: float) -> Decision:
-        """Accept all runs of a delegation, or none (see `admission.delegate`)."""
-        tx = self._begin(now)
-        try:
-            delegate(tx, request)
-        except (RemitError, TurnCancelled) as error:
-            return self._finish(tx, error=error)
-        return self._finish(tx)
+        """Accept all runs of a delegation, or none (see `admission.delegate`); sent again, it hears the same."""
+        return self._admit(request, lambda tx: delegate(tx, request), now)
 
     def cancel(self, request: CancelRequest, now: float) -> Decision:
         """Decide a cancel (see `stopping.cancel`)."""
@@ -279,7 +296,7 @@ class Decider:
             left.discard(pid)
             if not left:
                 del self._sweeping[run_id]
-                clear_claims(tx, run_id)
+                clear_swept(tx, run_id)
         return self._finish(tx)
 
     def client_gone(self, client_id: str, reason: str, now: float) -> Decision:
@@ -337,6 +354,7 @@ class Decider:
         if host is None:
             return
         runs = [self.state.nodes[name] for name in host.runs]
+        known = set(host.runs)
         killed = host.killed
         tx.emit(HostGone(node_id=host_id, turn_id="", at=tx.now, reason=reason, expected=killed or expected))
         for run in runs:
@@ -344,7 +362,12 @@ class Decider:
                 self._host_of_run_gone(tx, run, killed=killed, reason=reason)
             if run.state is not NodeState.RETRYING:
                 # A next attempt would find its programs by their keys; nobody else looks for these.
-                tx.effects.sweep.extend((run.id, process) for process in (run.processes or {}).values())
+                if not run.is_ended:
+                    tx.effects.sweep.extend((run.id, process) for process in (run.processes or {}).values())
+                tx.effects.orphans.append((host.machine, run.id))
+        for run in self.state.nodes.values():
+            # Bodies that were given up on went with it; what they had started meanwhile nobody was told of.
+            if run.unconfirmed and run.host_id == host_id and run.id not in known:
                 tx.effects.orphans.append((host.machine, run.id))
         clear_host(tx, host_id)
 
@@ -530,9 +553,19 @@ class Decider:
         gone = [name for name, node in self.state.nodes.items() if node.turn_id in doomed]
         for name in gone:
             del self.state.nodes[name]
-            self.state.turns.pop(name, None)
+            if self.state.turns.pop(name, None) is not None:
+                self.state.past_turns[name] = None
+        while len(self.state.past_turns) > _PAST_TURNS:
+            del self.state.past_turns[next(iter(self.state.past_turns))]
         forget_turns(self.state, gone)
-        kept = {k: c for k, c in self.state.cancels.items() if c.targets[-1] in self.state.nodes}
-        self.state.cancels = kept
+        forget_cancels(self.state)
         self._unstartable.difference_update(gone)
         return gone
+
+
+def _name_of(request: OpenTurn | DelegateRequest) -> str:
+    """Return a short text that copies of one request share, and no other request has."""
+    if isinstance(request, OpenTurn):
+        return request.turn_id
+    asked = (request.parent_id, request.parent_attempt, [(run.run_id, run.after) for run in request.runs])
+    return blake2b(repr(asked).encode(), digest_size=16).hexdigest()

@@ -281,8 +281,10 @@ def _end_run(tx: Transaction, node: Node, ending: Ending, report: ReportEnded | 
             attempt=node.attempt,
             unconfirmed=ending.unconfirmed,
         )
-    # What an earlier attempt had left for this one, and nobody has taken up.
-    tx.effects.sweep.extend((node.id, process) for process in (node.old_processes or {}).values())
+    # What an earlier attempt had left for this one and nobody has taken up, and what this one has left: there is
+    # no next attempt that would find it.
+    left = {**(node.old_processes or {}), **(node.processes or {})}
+    tx.effects.sweep.extend((node.id, process) for process in left.values())
     _end_claims(tx, node, report)
     end_approvals(tx, node)
     tx.emit(event, payload)

@@ -11,7 +11,7 @@
    live descendants too.
 5. Everything here is a fold of the journal and equal after a replay, except the
    waiting rooms (`queues`, `resuming`, `delayed`, `parked`, `parking`, and with
-   them the state `resuming`), the count `refused`, `idle_cancels`, and what was
+   them the state `resuming`), the count `refused`, `idle_cancels`, `past_turns`, and what was
    pruned.
 """
 
@@ -338,8 +338,13 @@ class WorkspaceState:
         """Ids of approvals that have their answer, oldest first."""
         self.fail_fast: dict[str, None] = {}
         """Live turns whose first run that does not succeed cancels the others."""
-        self.idle_cancels: dict[str, None] = {}
-        """Ids of the latest cancels that found nothing: sent again, they must not hit what came later."""
+        self.idle_cancels: dict[str, str] = {}
+        """Ids of the latest cancels that found nothing, or whose targets were pruned (then the last of these).
+
+        Sent again, they must not hit what came later.
+        """
+        self.past_turns: dict[str, None] = {}
+        """Ids of the latest turns that were pruned: sent again, they must not be accepted a second time."""
         self.live_runs = 0
         self.live_turns = 0
         self.refused = 0

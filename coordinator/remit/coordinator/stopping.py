@@ -17,7 +17,7 @@ from __future__ import annotations
 from remit.coordinator.approving import cancel_approvals
 from remit.coordinator.claiming import clear_claims, withdraw_waiting
 from remit.coordinator.settling import attempt_cause, settle, settle_report
-from remit.coordinator.state import HostState, Node, Pool
+from remit.coordinator.state import HostState, Node, Pool, WorkspaceState
 from remit.coordinator.transaction import Transaction
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import Refused
@@ -40,6 +40,7 @@ __all__ = [
     "escalate",
     "expire",
     "expire_attempt",
+    "forget_cancels",
     "stop_everything",
 ]
 
@@ -57,6 +58,10 @@ def cancel(tx: Transaction, request: CancelRequest) -> CancelAnswer:
         cause = node.cause if node is not None else None
         named = target if len(known.targets) == 1 else request.target
         return CancelAnswer(request.request_id, named, True, known.live, cause=cause)
+    past = tx.state.idle_cancels.get(request.request_id)
+    if past:
+        told = f"{past} has ended, and only the journal knows of it"
+        return CancelAnswer(request.request_id, past, True, message=told)
     targets = [] if request.request_id in tx.state.idle_cancels else _targets(tx, request)
     if not targets:
         _remember_idle(tx, request)
@@ -85,9 +90,19 @@ def _remember_idle(tx: Transaction, request: CancelRequest) -> None:
     if request.dry_run:
         return
     idle = tx.state.idle_cancels
-    idle[request.request_id] = None
+    idle[request.request_id] = ""
     while len(idle) > _IDLE_CANCELS:
         del idle[next(iter(idle))]
+
+
+def forget_cancels(state: WorkspaceState) -> None:
+    """Forget cancels of what is pruned, but for their ids: a late copy must not hit the session's next turn."""
+    gone = [cancel for cancel in state.cancels.values() if cancel.targets[-1] not in state.nodes]
+    for cancel in gone:
+        del state.cancels[cancel.request_id]
+        state.idle_cancels[cancel.request_id] = cancel.targets[-1]
+    while len(state.idle_cancels) > _IDLE_CANCELS:
+        del state.idle_cancels[next(iter(state.idle_cancels))]
 
 
 def _is_node_id(text: str) -> bool:
@@ -345,6 +360,9 @@ def client_gone(tx: Transaction, client_id: str, reason: str) -> None:
             continue
         if turn.is_ended:
             clear_claims(tx, turn.id)
+            if turn.unconfirmed:
+                # Its body went on until now, and may have started programs.
+                tx.effects.orphans.append(("", turn.id))
             continue
         # A turn whose body never began has nothing to go on with.
         if turn.on_disconnect == "cancel" or turn.started_at is None:
@@ -360,6 +378,8 @@ def client_gone(tx: Transaction, client_id: str, reason: str) -> None:
             _give_up_on_holder(tx, turn, report="vanished")
         elif not turn.report:
             tx.emit(TurnSettling(node_id=turn.id, turn_id=turn.id, at=tx.now, report="follow"))
+            # Its runs go on; what its holder had started itself has nobody any more.
+            tx.effects.orphans.append(("", turn.id))
             settle(tx, turn)
 
 

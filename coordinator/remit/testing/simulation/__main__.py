@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from remit.testing.simulation.plan import as_code, make_plan
+from remit.testing.simulation.plan import as_code
+from remit.testing.simulation.seeds import make_plan
 from remit.testing.simulation.shrink import broken_rule, history_of, shrink
 from remit.testing.simulation.violation import Violation
 from remit.testing.simulation.world import Simulation, Summary

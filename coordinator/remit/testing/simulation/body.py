@@ -8,6 +8,8 @@ from typing import Any
 from remit.core.cause import CauseKind
 from remit.core.limits import Limits
 from remit.core.messages import (
+    ApprovalNotice,
+    AskApproval,
     AskClaim,
     CancelRequest,
     ClaimNotice,
@@ -16,8 +18,10 @@ from remit.core.messages import (
     GiveUpClaim,
     Notice,
     RunRequest,
+    WithdrawApproval,
 )
 from remit.core.outcome import Outcome
+from remit.core.records import ApprovalRecord
 from remit.locks import Area, Mode
 from remit.testing.simulation.kernel import Kernel
 from remit.testing.simulation.plan import RunPlan, Step
@@ -62,6 +66,10 @@ class Body(Scripted):
         """Runs that this body was told are accepted."""
         self.told: dict[str, Outcome] = {}
         """Runs whose end this body was told of."""
+        self.answers: dict[str, str] = {}
+        """Approvals whose answer this body was told."""
+        self.spent = 0
+        """Tokens."""
         self._session = session
         self._steps = steps
         self._unwind_s = unwind_s
@@ -81,6 +89,9 @@ class Body(Scripted):
     def goes_on(self) -> Script:
         """Wait for one's place again; a turn has none."""
         yield from ()
+
+    def spends(self) -> None:
+        """Say what this body has spent in all."""
 
     def work(self, step: Step) -> Script:
         """Do a step that only runs can do."""
@@ -123,6 +134,12 @@ class Body(Scripted):
                 yield from self._claim(step.areas)
             case "release":
                 yield from self._release()
+            case "approve":
+                yield from self._approve(step.seconds)
+            case "spend":
+                self.spent += step.amount
+                self.spends()
+                yield self.pause(0.0)
             case "stop_child":
                 yield from self._stop_child()
             case _:
@@ -155,6 +172,8 @@ class Body(Scripted):
             yield from self._ask("delegate", request)
             accepted = True
             self.accepted_runs.extend(ids.values())
+            for run_id in ids.values():
+                self._session.confirm(run_id)
         finally:
             if not accepted:
                 for run_id in ids.values():
@@ -173,7 +192,7 @@ class Body(Scripted):
                 self._children[run_id] = Outcome.LOST if notice is None else notice.outcome
             self.wake()
 
-        self._session.track(run_id, told)
+        self._session.track(run_id, told, pending=True)
 
     def _open(self) -> tuple[str, ...]:
         return tuple(name for name, outcome in self._children.items() if outcome is None)
@@ -226,10 +245,11 @@ class Body(Scripted):
                 self.wake()
 
         self._session.open()
-        self._session.track(claim_id, told)
+        self._session.track(claim_id, told, pending=True)
         granted = False
         try:
             answer = yield from self._ask("claim", AskClaim(claim_id, self.node_id, self.attempt, areas_of(areas)))
+            self._session.confirm(claim_id)
             if not answer.token:
                 yield from self._stand_in_line(grants)
             self.holds[claim_id] = areas
@@ -250,6 +270,48 @@ class Body(Scripted):
             self.ends_wait()
         if grants[0] is None or grants[0].error is not None:
             raise Failed
+
+    def _approve(self, timeout_s: float) -> Script:
+        self._claimed += 1
+        approval_id = f"approval_{self.node_id}_{self.attempt}_{self._claimed}"
+        records: list[ApprovalRecord | None] = []
+
+        def told(notice: Notice | None) -> None:
+            if notice is None or isinstance(notice, ApprovalNotice):
+                records.append(None if notice is None else notice.record)
+                self.wake()
+
+        self._session.open()
+        self._session.track(approval_id, told, pending=True)
+        request = AskApproval(approval_id, self.node_id, self.attempt, "act", timeout_s=timeout_s or None)
+        answered = False
+        try:
+            record: ApprovalRecord | None = yield from self._ask("ask_approval", request)
+            self._session.confirm(approval_id)
+            if record is not None and record.is_open:
+                record = yield from self._wait_for_answer(records)
+            answered = record is not None
+        finally:
+            self._session.untrack(approval_id)
+            if not answered:
+                withdrawal = WithdrawApproval(approval_id, self.node_id)
+                self._session.request("withdraw_approval", withdrawal, lambda answer: None)
+        if record is None:
+            raise Failed
+        self.answers[approval_id] = record.decision
+        if record.decision != "approved":
+            raise Failed
+
+    def _wait_for_answer(self, records: list[ApprovalRecord | None]) -> Generator[Wait, Any, ApprovalRecord | None]:
+        self.begins_wait((), "approval")
+        try:
+            while not records:
+                if (yield self.woken_up()) == "refused":
+                    raise Failed
+        finally:
+            self.ends_wait()
+        yield from self.goes_on()
+        return records[0]
 
     def _give_up(self, claim_id: str) -> None:
         self.holds.pop(claim_id, None)
@@ -275,6 +337,6 @@ def _request(ids: dict[str, str], run: RunPlan) -> RunRequest:
         attempt_timeout_s=run.attempt_timeout_s,
         detached=run.detached,
         grace_s=run.grace_s,
-        limits=Limits(max_concurrent=run.max_concurrent) if run.max_concurrent else None,
+        limits=Limits(max_concurrent=run.max_concurrent, tokens=run.tokens),
         claims=areas_of(run.claims),
     )

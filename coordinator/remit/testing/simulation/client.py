@@ -7,18 +7,23 @@ from typing import Any
 from remit.core.cause import Cause, CauseKind
 from remit.core.limits import Limits
 from remit.core.messages import (
+    AnswerApproval,
     CancelAnswer,
     CancelRequest,
     EndedNotice,
     FinishTurn,
+    NoteSpend,
     Notice,
     OpenTurn,
     TurnCancelledNotice,
     TurnStartedNotice,
 )
+from remit.core.records import ApprovalRecord
 from remit.testing.simulation.body import Body
+from remit.testing.simulation.keepers import Keepers, ToolProcess
 from remit.testing.simulation.kernel import Kernel
-from remit.testing.simulation.plan import TurnPlan
+from remit.testing.simulation.plan import Step, TurnPlan
+from remit.testing.simulation.script import Script
 from remit.testing.simulation.session import Answer, Session
 
 __all__ = ["ClientModel", "TurnBody"]
@@ -38,6 +43,9 @@ class TurnBody(Body):
             deaf=plan.deaf,
         )
         self._plan = plan
+        self._keepers = client.keepers
+        self._programs = 0
+        self._process: ToolProcess | None = None
         self.began = False
         self.accepted = False
         self._refused = False
@@ -56,7 +64,10 @@ class TurnBody(Body):
             busy=plan.busy,
             deadline_s=plan.deadline_s,
             grace_s=plan.grace_s,
-            limits=Limits(max_concurrent=plan.max_concurrent) if plan.max_concurrent else None,
+            limits=Limits(max_concurrent=plan.max_concurrent, tokens=plan.tokens),
+            session_limits=Limits(tokens=plan.session_tokens) if plan.session_tokens else None,
+            approvals=({"action": "*", "answer": plan.policy},) if plan.policy else (),
+            on_failure=plan.on_failure,
         )
         self._session.track(self.node_id, self._told)
         self._session.request("open_turn", request, self._opened, patience_s=1e9)
@@ -94,6 +105,30 @@ class TurnBody(Body):
             self.is_over = True
             self._finish("cancelled")
 
+    def spends(self) -> None:
+        """Say what this turn's body has spent in all."""
+        self._session.request("note_spend", NoteSpend(self.node_id, self.spent, 0.0), _ignore)
+
+    def work(self, step: Step) -> Script:
+        """Run a process."""
+        if step.verb != "process":
+            return
+        self._programs += 1
+        areas = tuple(area for held in self.holds.values() for area in held)
+        self._process = self._keepers.start(self.node_id, str(self._programs), areas)
+        yield self.pause(step.seconds)
+        self._process_over()
+
+    def clean_up(self) -> Script:
+        """Stop the process that runs."""
+        yield self.pause(0.0)
+        self._process_over()
+
+    def _process_over(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            self._keepers.end(process.pid)
+
     def ending(self) -> str:
         """Return what the plan says."""
         return self._plan.end
@@ -106,7 +141,7 @@ class TurnBody(Body):
             self._finish("cancelled")
 
     def _finish(self, word: str) -> None:
-        self._session.request("finish_turn", FinishTurn(self.node_id, word), _ignore, patience_s=1e9)
+        self._session.request("finish_turn", FinishTurn(self.node_id, word, tokens=self.spent), _ignore, patience_s=1e9)
 
 
 class ClientModel:
@@ -115,14 +150,18 @@ class ClientModel:
     Args:
         kernel: the clock.
         session: its connection.
+        keepers: where its tool processes run.
     """
 
-    def __init__(self, kernel: Kernel, session: Session) -> None:
+    def __init__(self, kernel: Kernel, session: Session, keepers: Keepers) -> None:
         self.kernel = kernel
+        self.keepers = keepers
         self.session = session
         self.turns: list[TurnBody] = []
         self.cancels: dict[str, CancelAnswer] = {}
         """Answers to cancels, by request id."""
+        self.approved: dict[str, ApprovalRecord] = {}
+        """What came of answers to requests for approval, by request id."""
 
     def open_turn(self, plan: TurnPlan) -> None:
         """Begin a turn."""
@@ -141,6 +180,15 @@ class ClientModel:
                 self.cancels[request.request_id] = answer.value
 
         self.session.request("cancel", request, answered, patience_s=1e9)
+
+    def answer(self, request: AnswerApproval) -> None:
+        """Answer a request for approval, and remember what came of it."""
+
+        def answered(answer: Answer) -> None:
+            if answer.error is None:
+                self.approved[request.request_id] = answer.value
+
+        self.session.request("answer_approval", request, answered, patience_s=1e9)
 
     def vanish(self) -> None:
         """Be gone for good, without a word."""

@@ -19,7 +19,10 @@ _NOT_FOLDED = {"parked", "state", "live_children", "dependents"}
 """Waiting rooms, and what is compared apart: see invariant 5 of `remit.coordinator.state`."""
 
 _FOLDED = attrgetter(*(name for name in Node.__slots__ if name not in _NOT_FOLDED))
-_PARTS = ("epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "awaited", "live_runs", "live_turns")
+_PARTS = (
+    *("epoch", "stopping", "used", "sessions", "hosts", "open_cancels", "awaited", "live_runs", "live_turns"),
+    *("claim_deadlines", "drained", "fail_fast"),
+)
 _WHOLE = attrgetter(*_PARTS)
 
 _RULE = "the fold equals the state"
@@ -65,6 +68,12 @@ class Shadow:
             require(live.locks.to_dict() == folded.locks.to_dict(), _RULE, "claims differ")
         for request_id, cancel in live.cancels.items():
             require(folded.cancels.get(request_id) == cancel, _RULE, f"cancel {request_id} differs")
+        for name, conversation in live.conversations.items():
+            if len(conversation.turns) == len(folded.conversations[name].turns):
+                require(folded.conversations[name] == conversation, _RULE, f"session {name} differs")
+        for name, record in folded.approvals.items():
+            known = live.approvals.get(name, None if record.is_open else record)
+            require(known == record, _RULE, f"approval {name} differs")
         for node in live.nodes.values():
             if node.state is not NodeState.ENDED or node.id in touched:
                 self._check_node(node, folded.nodes[node.id])

@@ -22,6 +22,7 @@ from remit.core.events import (
     RunSettling,
     RunStarted,
     RunWaiting,
+    Spent,
     TurnAccepted,
     TurnEnded,
     TurnStarted,
@@ -31,8 +32,8 @@ from remit.testing.simulation.violation import require
 
 __all__ = ["History", "describe"]
 
-_AFTER_THE_END = {"delegation_refused", "cancel_quiet", "claim_changed"}
-"""About the request or the claims of a node, not about its work: these may follow its end."""
+_AFTER_THE_END = {"delegation_refused", "cancel_quiet", "claim_changed", "spent"}
+"""About the request the claims or the bill of a node, not about its work: these may follow its end."""
 
 
 class History:
@@ -76,6 +77,8 @@ class History:
         if name in self.parents and event.kind not in _AFTER_THE_END:
             rule = "one end" if event.terminal else "nothing after the end"
             require(name not in self.ends, rule, f"{event.kind} of {name} after its terminal event")
+        if isinstance(event, Spent):
+            require(event.late == (name in self.ends), "nothing after the end", f"{name} spends late={event.late}")
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
@@ -184,7 +187,7 @@ class History:
 def describe(event: Event) -> str:
     """Return what a reader wants to know of an event, in a few words."""
     words: list[str] = []
-    for name in ("attempt", "host_id", "outcome", "report", "code", "step"):
+    for name in ("attempt", "host_id", "outcome", "report", "code", "step", "approval_id", "decision", "tokens", "pid"):
         value = getattr(event, name, None)
         if value not in (None, ""):
             words.append(f"{name}={value}")

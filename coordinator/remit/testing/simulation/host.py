@@ -9,124 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from remit.core.cause import Cause, CauseKind
-from remit.core.errors import TurnCancelled
 from remit.core.messages import (
     CancelOrder,
+    HostInventory,
+    LiveAttempt,
+    Order,
     Report,
     ReportBatch,
     ReportEnded,
-    ReportProcess,
-    ReportProgress,
-    ReportResume,
-    ReportWaiting,
     ResumeOrder,
     StartItem,
-    WaitRefused,
 )
-from remit.testing.simulation.body import Body
-from remit.testing.simulation.keepers import MACHINE, Keepers, ToolProcess
+from remit.testing.simulation.keepers import MACHINE, Keepers
 from remit.testing.simulation.kernel import Kernel
-from remit.testing.simulation.plan import RunPlan, Step
-from remit.testing.simulation.script import Script
+from remit.testing.simulation.plan import RunPlan
+from remit.testing.simulation.runs import RunBody
 from remit.testing.simulation.session import Answer, Session
 
-__all__ = ["HostModel", "RunBody"]
-
-_PROCESS_STOP_S = 0.1
-
-
-class RunBody(Body):
-    """One attempt of a run at work in a host."""
-
-    def __init__(self, host: HostModel, item: StartItem, plan: RunPlan) -> None:
-        super().__init__(
-            host.kernel,
-            host.session,
-            node_id=item.run_id,
-            attempt=item.attempt,
-            steps=plan.steps,
-            unwind_s=plan.unwind_s,
-            deaf=plan.deaf,
-        )
-        self.above = (*item.path, item.run_id)
-        self._host = host
-        self._plan = plan
-        self._wait_number = 0
-        self._has_slot = True
-        self._process: ToolProcess | None = None
-        if plan.claims:
-            self.holds[f"start of {item.run_id}"] = plan.claims
-
-    def begins_wait(self, on: tuple[str, ...], what: str) -> None:
-        """Give up the slot for the time of a wait."""
-        self._wait_number += 1
-        self._host.put(ReportWaiting(self.node_id, self.attempt, self._wait_number, on, what))
-
-    def ends_wait(self) -> None:
-        """Ask for a slot again, unless this body is to stop anyway."""
-        if self.cause is None:
-            self._has_slot = False
-            self._host.put(ReportResume(self.node_id, self.attempt))
-
-    def goes_on(self) -> Script:
-        """Wait for the slot."""
-        while not self._has_slot:
-            yield self.woken_up()
-
-    def resumed(self) -> None:
-        """Take note that this run holds a slot again."""
-        self._has_slot = True
-        self.wake()
-
-    def work(self, step: Step) -> Script:
-        """Hand over a partial result, or run a process."""
-        if step.verb == "partial":
-            self._host.put(ReportProgress(self.node_id, self.attempt, "half", b"half"))
-            yield self.pause(0.0)
-            return
-        areas = tuple(area for held in self.holds.values() for area in held)
-        self._process = self._host.keepers.start(self.node_id, self.attempt, areas)
-        self._host.put(self._process_report(self._process.pid, ended=False))
-        yield self.pause(step.seconds)
-        self._process_over()
-
-    def _process_over(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            self._host.keepers.end(process.pid)
-            self._host.put(self._process_report(process.pid, ended=True))
-
-    def _process_report(self, pid: int, *, ended: bool) -> ReportProcess:
-        return ReportProcess(
-            self.node_id, self.attempt, pid, 1.0, MACHINE, "tool", ended=ended, stopped=ended and self.cause is not None
-        )
-
-    def clean_up(self) -> Script:
-        """Stop the process that runs."""
-        if self._process is not None:
-            yield self.pause(_PROCESS_STOP_S)
-            self._process_over()
-
-    def ending(self) -> str:
-        """Return what the plan says of this attempt."""
-        return self._plan.ends[min(self.attempt, len(self._plan.ends)) - 1]
-
-    def ended(self, word: str, error: BaseException | None) -> None:
-        """Report the end; see `remit.agents.body` for the rules."""
-        was_set = self.cause is not None
-        expired = self.cause is not None and self.cause.kind is CauseKind.ATTEMPT_TIMEOUT
-        if expired:
-            word = "timed_out"
-        elif word in ("stray", "stale_host"):
-            word = "raised"
-        name = "" if error is None else type(error).__name__
-        if isinstance(error, TurnCancelled):
-            self._host.refused[self.node_id] = error.cause
-        payload = b"result" if word == "returned" else None
-        report = ReportEnded(
-            self.node_id, self.attempt, word, before_cancel=not was_set, error_type=name, payload=payload
-        )
-        self._host.over(self, report)
+__all__ = ["HostModel"]
 
 
 class HostModel:
@@ -138,12 +38,24 @@ class HostModel:
         session: its connection, for reports and for what its bodies delegate.
         keepers: where tool processes run.
         plans: what runs do, by their place in the tree.
+        node: the node of the cluster that it runs on.
     """
 
     def __init__(
-        self, host_id: str, kernel: Kernel, session: Session, keepers: Keepers, plans: Mapping[str, RunPlan]
+        self,
+        host_id: str,
+        kernel: Kernel,
+        session: Session,
+        keepers: Keepers,
+        plans: Mapping[str, RunPlan],
+        node: str = "node_1",
     ) -> None:
         self.id = host_id
+        self.node = node
+        self.up_at = kernel.now
+        """When it begins to answer."""
+        self.epoch = 0
+        """The life of the coordinator that it serves; orders of earlier ones are refused."""
         self.kernel = kernel
         self.session = session
         self.keepers = keepers
@@ -163,9 +75,16 @@ class HostModel:
 
     # -- what is heard -------------------------------------------------------------
 
-    def start(self, items: Sequence[StartItem]) -> None:
+    def _refuses(self, epoch: int) -> bool:
+        """Tell whether a message is of an earlier life of the coordinator, or nobody is here to take it."""
+        if self.is_dead or epoch < self.epoch:
+            return True
+        self.epoch = epoch
+        return False
+
+    def start(self, epoch: int, items: Sequence[StartItem]) -> None:
         """Begin attempts."""
-        if self.is_dead:
+        if self._refuses(epoch):
             return
         for item in items:
             if item.run_id not in self.bodies:
@@ -187,9 +106,9 @@ class HostModel:
         self.seen.append(body)
         body.begin()
 
-    def control(self, orders: Sequence[CancelOrder | ResumeOrder | WaitRefused]) -> None:
+    def control(self, epoch: int, orders: Sequence[Order]) -> None:
         """Carry out orders."""
-        if self.is_dead:
+        if self._refuses(epoch):
             return
         for order in orders:
             if isinstance(order, CancelOrder):
@@ -238,7 +157,16 @@ class HostModel:
 
     # -- life ----------------------------------------------------------------------
 
-    def inventory(self) -> dict[str, int]:
+    def inventory(self, epoch: int) -> HostInventory | None:
+        """Say what is really here, and serve this life from now on; None to an earlier life."""
+        if self._refuses(epoch):
+            return None
+        found = [body.inventory() for body in self.bodies.values()]
+        unheard = (*(self._sending.items if self._sending is not None else ()), *self._waiting)
+        ends = [LiveAttempt(r.run_id, r.attempt, reported=True) for r in unheard if isinstance(r, ReportEnded)]
+        return HostInventory(self.id, 1, MACHINE, (*found, *ends), self.node)
+
+    def attempts(self) -> dict[str, int]:
         """Return the runs whose bodies are at work here, with their attempts."""
         return {run_id: body.attempt for run_id, body in self.bodies.items()}
 

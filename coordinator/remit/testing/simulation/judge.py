@@ -17,6 +17,7 @@ from remit.testing.simulation.history import History
 from remit.testing.simulation.host import HostModel
 from remit.testing.simulation.keepers import Keepers
 from remit.testing.simulation.kernel import Kernel, Network
+from remit.testing.simulation.ledger import Ledger
 from remit.testing.simulation.shell import CoordinatorModel
 from remit.testing.simulation.violation import require
 
@@ -51,14 +52,19 @@ class Judge:
     def __init__(self, scene: Scene, settings: Settings) -> None:
         self._scene = scene
         self._settings = settings
-        self.history = History()
+        self._ledger = Ledger()
         self._shadow = Shadow([])
         self._reported: set[int] = set()
         """Processes that are known to the coordinator, on the disk."""
 
+    @property
+    def history(self) -> History:
+        """The order of events so far."""
+        return self._ledger.history
+
     def new_life(self, durable: list[Event]) -> None:
         """Begin again from what was durable: what was decided and not written never happened."""
-        self.history = History(durable)
+        self._ledger = Ledger(durable)
         self._shadow = Shadow(durable)
 
     # -- after each decision -------------------------------------------------------
@@ -74,9 +80,10 @@ class Judge:
         touched: set[str] = set()
         for event, _ in decision.events:
             self._physical(life, event)
-            self.history.add(event)
+            self._ledger.add(event)
             self._shadow.add(event)
             touched.add(event.node_id)
+        self._ledger.decided()
         self._shadow.check(life.state, touched)
         check_state(life.state, self.history, self._settings)
 
@@ -94,7 +101,7 @@ class Judge:
             return
         for host in self._scene.hosts.values():
             # Of a host that is lost from sight, or about to be ended, nobody can say more.
-            if host.id in life.dispatch.links and not host.is_zombie and event.node_id in host.inventory():
+            if host.id in life.dispatch.links and not host.is_zombie and event.node_id in host.attempts():
                 known = life.state.hosts.get(host.id)
                 killed = known is None or known.killed
                 require(killed, "an end is proven", f"{event.node_id} ended while its body works on {host.id}")
@@ -196,7 +203,8 @@ class Judge:
         """
         life = self._scene.life
         assert life is not None
-        history = History(durable)
+        ledger = Ledger(durable)
+        history = ledger.history
         left = [name for name in history.parents if name not in history.ends]
         require(not left, "one end", f"no terminal event for {', '.join(left)}")
         open_cancels = [name for name, targets in history.open_cancels.items() if targets]
@@ -205,14 +213,28 @@ class Judge:
         require(not life.state.sessions, "one end", f"sessions are still busy: {life.state.sessions}")
         held = [view for view in life.state.locks.claims() if view.state is not ClaimState.QUARANTINED]
         require(not held, "no claim is held by what is over", f"left: {held}")
-        self._check_promises(history)
+        self._check_promises(history, ledger)
 
-    def _check_promises(self, history: History) -> None:
+    def programs_over(self) -> None:
+        """Look for programs whose owners are all over.
+
+        Raises:
+            Violation: one was left, although nobody has failed to end it.
+        """
+        keepers = self._scene.keepers
+        left = [p for p in keepers.alive.values() if p.run_id not in keepers.doubtful]
+        named = ", ".join(f"{p.pid} of {p.run_id}" for p in left)
+        require(not left, "no program is left", f"long after the end of its owner: {named}")
+
+    def _check_promises(self, history: History, ledger: Ledger) -> None:
         """Compare what clients and bodies were told with what the journal says."""
         for client in self._scene.clients:
             for request_id, answer in client.cancels.items():
                 kept = not answer.accepted or request_id in history.requests
                 require(kept, "what was answered is kept", f"the accepted cancel {request_id} is not in the journal")
+            for record in client.approved.values():
+                same = ledger.decisions.get(record.id) == record.decision
+                require(same, "what was answered is kept", f"{record.id} was told to be {record.decision}")
             for turn in client.turns:
                 kept = not turn.accepted or turn.node_id in history.parents
                 require(kept, "what was answered is kept", f"the accepted {turn.node_id} is not in the journal")
@@ -221,6 +243,9 @@ class Judge:
         for body in self._bodies():
             for run_id in body.accepted_runs:
                 require(run_id in history.parents, "what was answered is kept", f"{run_id} is not in the journal")
+            for approval_id, decision in body.answers.items():
+                known = ledger.decisions.get(approval_id)
+                require(known == decision, "what was told is so", f"{approval_id} was told to be {decision}: {known}")
             for run_id, outcome in body.told.items():
                 self._check_told(history.ends, run_id, outcome)
         begun = [(body.node_id, body.attempt) for host in self._scene.hosts.values() for body in host.seen]

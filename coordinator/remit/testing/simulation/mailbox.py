@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from remit.core.messages import EndedNotice, Notice, OpenClient, PollReply
@@ -37,6 +37,7 @@ class MailboxModel:
         self._kernel = kernel
         self._clients: dict[str, _Client] = {}
         self._watchers: dict[str, dict[str, None]] = {}
+        self._expected: dict[str, float] = {}
 
     def __contains__(self, client_id: object) -> bool:
         """Tell whether a client is connected."""
@@ -45,10 +46,22 @@ class MailboxModel:
     def open(self, hello: OpenClient) -> None:
         """Take in a client; one that is known keeps its mailbox."""
         client = self._clients.get(hello.client_id)
+        self._expected.pop(hello.client_id, None)
         if client is None:
             self._clients[hello.client_id] = _Client(hello, self._kernel.now)
         else:
             client.last_seen = self._kernel.now
+
+    def expect(self, client_ids: Iterable[str], until: float) -> None:
+        """Give clients of the life before time to come back; then they count as gone."""
+        self._expected.update(dict.fromkeys(client_ids, until))
+
+    def overdue(self) -> list[str]:
+        """Return, once, the clients that have not come back in time."""
+        found = [client_id for client_id, until in self._expected.items() if until < self._kernel.now]
+        for client_id in found:
+            del self._expected[client_id]
+        return found
 
     def drop(self, client_id: str) -> None:
         """Forget a client."""

@@ -89,6 +89,9 @@ class Session:
         self.client_id = client_id
         self._hello = OpenClient(client_id, host_id=host_id, grace_s=grace_s)
         self._tracked: dict[str, Callable[[Notice | None], None]] = {}
+        self._pending: dict[str, int] = {}
+        """What the coordinator may not know of yet -> openings when its tracking began."""
+        self._openings = 0
         self._ack = 0
         self._poll_number = 0
         self._opened = False
@@ -164,13 +167,25 @@ class Session:
         self.closed = True
         self._tracked.clear()
 
-    def track(self, node_id: str, told: Callable[[Notice | None], None]) -> None:
-        """Hand notices about a node to somebody until its end; None means that nothing will come of it."""
+    def track(self, node_id: str, told: Callable[[Notice | None], None], *, pending: bool = False) -> None:
+        """Hand notices about a node to somebody until its end; None means that nothing will come of it.
+
+        What is `pending` is not asked about until `confirm`: the coordinator may not know of it yet.
+        """
         self._tracked[node_id] = told
+        if pending:
+            self._pending[node_id] = self._openings
+
+    def confirm(self, node_id: str) -> None:
+        """Say that the coordinator knows of it; what was missed meanwhile is asked for."""
+        openings = self._pending.pop(node_id, self._openings)
+        if openings != self._openings:
+            self._ask_about(node_id)
 
     def untrack(self, node_id: str) -> None:
         """Stop handing notices on."""
         self._tracked.pop(node_id, None)
+        self._pending.pop(node_id, None)
 
     def _say_hello(self) -> None:
         self.request("open_client", self._hello, self._welcome, patience_s=1e9)
@@ -183,8 +198,10 @@ class Session:
         if self._forgotten:
             self._forgotten = False
             self._ack = 0
+            self._openings += 1
             for name in list(self._tracked):
-                self._ask_about(name)
+                if name not in self._pending:
+                    self._ask_about(name)
         self._poll()
 
     def _ask_about(self, name: str) -> None:

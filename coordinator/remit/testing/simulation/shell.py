@@ -11,15 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from remit.coordinator.approving import answer_approval, ask_approval, withdraw_approval
+from remit.coordinator.claiming import missed_notice
 from remit.coordinator.decider import Decider, Decision
+from remit.coordinator.desk import approval_notice
 from remit.coordinator.evolve import evolve
+from remit.coordinator.recovering import Survey
+from remit.coordinator.spending import take_total
 from remit.coordinator.state import WorkspaceState
-from remit.coordinator.transaction import Effects, Settings
+from remit.coordinator.transaction import Effects, Settings, Transaction
 from remit.core.errors import CoordinatorUnavailable, NotFound
-from remit.core.events import encode_event
+from remit.core.events import RunEnded, TurnEnded, encode_event
 from remit.core.ids import IdFactory
 from remit.core.messages import (
     DelegateRequest,
+    EndedNotice,
+    NoteSpend,
     Notice,
     OpenClient,
     OpenTurn,
@@ -32,13 +39,17 @@ from remit.testing.simulation.disk import Disk
 from remit.testing.simulation.dispatch import DispatchModel, end_of
 from remit.testing.simulation.engine import EngineModel
 from remit.testing.simulation.host import HostModel
-from remit.testing.simulation.kernel import Event, Kernel, Network
+from remit.testing.simulation.keepers import MACHINE
+from remit.testing.simulation.kernel import Dice, Event, Kernel, Network
 from remit.testing.simulation.mailbox import MailboxModel
 from remit.testing.simulation.session import Answer, Reply
+from remit.testing.simulation.survey import take_survey
 
 __all__ = ["CoordinatorModel", "Surroundings"]
 
 HOUSEKEEPING_S = 1.0
+COME_BACK_S = 10.0
+"""Seconds that the holders of turns have to come back after a restart."""
 
 
 class Surroundings(Protocol):
@@ -47,6 +58,9 @@ class Surroundings(Protocol):
     kernel: Kernel
     network: Network
     disk: Disk
+    dice: Dice
+    silence: float
+    spool: set[str]
 
     def decided(self, decision: Decision) -> None:
         """Look at a decision, before it is durable."""
@@ -89,8 +103,12 @@ class CoordinatorModel:
         self.state = state
         self.decider = Decider(settings=settings, ids=ids, state=state)
         self.is_over = False
+        self.is_serving = False
+        """Whether it has begun: it asks what is really there before it decides anything."""
+        self._early_deaths: list[tuple[str, str]] = []
         self._clients = MailboxModel(self._kernel)
-        self.dispatch = DispatchModel(state, around.network, self._clients, engine)
+        epoch, spool = around.disk.epoch, around.spool
+        self.dispatch = DispatchModel(state, around.network, self._clients, engine, epoch=epoch, spool=spool)
         self._commits: deque[_Commit] = deque()
         self._report_seq: dict[str, int] = {}
         self._timer: Event | None = None
@@ -106,6 +124,10 @@ class CoordinatorModel:
             "cancel": lambda m, reply: self.commit(self.decider.cancel(m, self._kernel.now), reply),
             "claim": lambda m, reply: self.commit(self.decider.ask_claim(m, self._kernel.now), reply),
             "give_up_claim": lambda m, reply: self.commit(self.decider.give_up_claim(m, self._kernel.now), reply),
+            "ask_approval": lambda m, reply: self._decide(lambda tx: ask_approval(tx, m), reply),
+            "answer_approval": lambda m, reply: self._decide(lambda tx: answer_approval(tx, m), reply),
+            "withdraw_approval": lambda m, reply: self._decide(lambda tx: withdraw_approval(tx, m), reply),
+            "note_spend": lambda m, reply: self._decide(lambda tx: _take_total(tx, m), reply),
         }
 
     @property
@@ -114,8 +136,20 @@ class CoordinatorModel:
         return bool(self._commits)
 
     def start(self) -> None:
-        """Begin: settle what an earlier life has left, then serve."""
-        self.commit(self.decider.start(self._around.disk.epoch, 1, self._kernel.now))
+        """Ask the hosts of earlier lives what they have, then settle what is left, then serve."""
+        take_survey(self, self._around, self._engine, self._begin)
+
+    def _begin(self, survey: Survey) -> None:
+        if self.is_over:
+            return
+        now = self._kernel.now
+        holders = {turn.client_id for turn in self.state.turns.values() if not turn.is_ended}
+        self._clients.expect(holders, now + COME_BACK_S)
+        self.is_serving = True
+        self.commit(self.decider.start(self._around.disk.epoch, 1, now, survey))
+        early, self._early_deaths = self._early_deaths, []
+        for host_id, reason in early:
+            self.host_gone(host_id, reason)
         self._keep_house()
 
     def end(self) -> None:
@@ -152,8 +186,11 @@ class CoordinatorModel:
     def _apply(self, decision: Decision, reply: Reply | None) -> None:
         self.dispatch.act(decision.effects)
         if reply is not None:
-            reply(Answer(decision.claim or decision.answer, decision.error))
+            reply(Answer(decision.claim or decision.answer or decision.value, decision.error))
         self._arm()
+
+    def _decide(self, rule: Callable[[Transaction], object], reply: Reply) -> None:
+        self.commit(self.decider.decide(rule, self._kernel.now), reply)
 
     def _arm(self) -> None:
         due = self.decider.next_due()
@@ -173,13 +210,15 @@ class CoordinatorModel:
     def _keep_house(self) -> None:
         if self.is_over:
             return
+        now = self._kernel.now
         for client_id in self._clients.lapsed():
             self._clients.drop(client_id)
-            self.commit(self.decider.client_gone(client_id, "not heard of", self._kernel.now))
-        self.commit(self.decider.tick(self._kernel.now))
-        if not self._commits:
-            # What follows from a decision that is not durable yet may need what would be forgotten.
-            self.dispatch.forget(self.decider.prune())
+            self.commit(self.decider.client_gone(client_id, "not heard of", now))
+        for client_id in self._clients.overdue():
+            self.commit(self.decider.client_gone(client_id, "it did not come back", now))
+        self.commit(self.decider.tick(now))
+        pending = next((commit.decision.events for commit in self._commits if commit.decision.events), None)
+        self.dispatch.forget(self.decider.prune(now if pending is None else min(now, pending[0][0].at)))
         self._kernel.after(HOUSEKEEPING_S, self._keep_house)
 
     # -- hosts ---------------------------------------------------------------------
@@ -192,11 +231,14 @@ class CoordinatorModel:
         if host.id not in self.state.hosts:
             self._engine.kill(host.id)
         else:
-            self.commit(self.decider.host_ready(host.id, 1, "machine", self._kernel.now))
+            self.commit(self.decider.host_ready(host.id, 1, MACHINE, self._kernel.now, host.node))
 
     def host_gone(self, host_id: str, reason: str) -> None:
         """A host died, was killed, or could not be started."""
         if self.is_over:
+            return
+        if not self.is_serving:
+            self._early_deaths.append((host_id, reason))
             return
         self.dispatch.links.pop(host_id, None)
         self._report_seq.pop(host_id, None)
@@ -211,8 +253,8 @@ class CoordinatorModel:
     # -- requests ------------------------------------------------------------------
 
     def call(self, method: str, message: Any, reply: Reply) -> None:
-        """Carry out one request of a client or host."""
-        if not self.is_over:
+        """Carry out one request of a client or host; nobody answers before this life has begun."""
+        if self.is_serving and not self.is_over:
             self._methods[method](message, reply)
 
     def _open_client(self, hello: OpenClient, reply: Reply) -> None:
@@ -241,6 +283,8 @@ class CoordinatorModel:
         decision = self.decider.delegate(request, self._kernel.now)
         if decision.error is not None:
             self.dispatch.forget(fresh)
+        else:
+            self.dispatch.keep(fresh)
         self.commit(decision, reply)
 
     def _report(self, batch: ReportBatch, reply: Reply) -> None:
@@ -254,12 +298,24 @@ class CoordinatorModel:
         client_id, names = request
         missed: list[Notice] = []
         for name in names:
+            if name.startswith("claim_"):
+                missed.extend(missed_notice(self.state, name))
+                continue
+            if name.startswith("approval_"):
+                try:
+                    answered = approval_notice(self.state, name)
+                except NotFound as error:
+                    reply(Answer(error=error))
+                    return
+                missed.extend([] if answered is None else [answered])
+                continue
             node = self.state.nodes.get(name)
-            if node is None:
-                reply(Answer(error=NotFound(f"no turn or run {name!r}")))
-                return
-            if node.is_ended:
-                missed.append(end_of(node))
+            if node is None or node.is_ended:
+                end = end_of(node) if node is not None else self._past_end(name)
+                if end is None:
+                    reply(Answer(error=NotFound(f"no turn or run {name!r}")))
+                    return
+                missed.append(end)
                 continue
             self._clients.watch(client_id, name)
             if node.is_turn and node.started_at is not None:
@@ -268,6 +324,19 @@ class CoordinatorModel:
                 missed.append(TurnCancelledNotice(name, node.cause))
         self._when_all_durable(lambda: reply(Answer(tuple(missed))))
 
+    def _past_end(self, name: str) -> EndedNotice | None:
+        """Return the end of something that has left memory, from the journal."""
+        for event in self._around.disk.events():
+            if event.node_id == name and isinstance(event, RunEnded | TurnEnded):
+                return EndedNotice(name, event.outcome, cause=event.cause, unconfirmed=event.unconfirmed)
+        return None
+
     def _when_all_durable(self, act: Callable[[], None]) -> None:
         """Do something when everything decided so far is on the disk."""
         self.commit(Decision([], Effects()), lambda _: act())
+
+
+def _take_total(tx: Transaction, said: NoteSpend) -> None:
+    turn = tx.state.turns.get(said.turn_id)
+    if turn is not None:
+        take_total(tx, turn, said.tokens, said.cost)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from remit.testing.simulation.kernel import Weather
 from remit.testing.simulation.plan import Plan, RunPlan, Step
@@ -18,6 +18,14 @@ from remit.testing.simulation.world import Simulation
 __all__ = ["broken_rule", "history_of", "shrink"]
 
 _T = TypeVar("_T")
+
+_PLAIN_TURN: dict[str, Any] = {
+    "deadline_s": None,
+    "on_failure": "continue",
+    "tokens": None,
+    "session_tokens": None,
+    "policy": "",
+}
 
 
 def broken_rule(plan: Plan) -> Violation | None:
@@ -71,17 +79,22 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, faults=_without(plan.faults, index))
     for index in range(len(plan.cancels)):
         yield replace(plan, cancels=_without(plan.cancels, index))
+    for index in range(len(plan.answers)):
+        yield replace(plan, answers=_without(plan.answers, index))
     if plan.weather != Weather():
         yield replace(plan, weather=Weather())
     if plan.spawn_failure:
         yield replace(plan, spawn_failure=0.0)
-    if plan.hosts_survive:
-        yield replace(plan, hosts_survive=False)
+    plain = Plan(plan.seed)
+    for name in ("hosts_survive", "silence", "spool_loss", "keep_turns"):
+        if getattr(plan, name) != getattr(plain, name):
+            yield replace(plan, **{name: getattr(plain, name)})
     for index, turn in enumerate(plan.turns):
         for steps in _fewer(turn.steps):
             yield replace(plan, turns=_with(plan.turns, index, replace(turn, steps=steps)))
-        if turn.deadline_s is not None:
-            yield replace(plan, turns=_with(plan.turns, index, replace(turn, deadline_s=None)))
+        for name, value in _PLAIN_TURN.items():
+            if getattr(turn, name) != value:
+                yield replace(plan, turns=_with(plan.turns, index, replace(turn, **{name: value})))
 
 
 def _fewer(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
@@ -101,7 +114,9 @@ def _plainer(run: RunPlan) -> Iterator[RunPlan]:
     plain = RunPlan(run.name, run.steps, run.ends)
     if run != plain:
         yield plain
-    for name in ("retries", "attempt_timeout_s", "deadline_s", "claims", "after", "detached", "deaf", "unwind_s"):
+    for name in (
+        *("retries", "attempt_timeout_s", "deadline_s", "claims", "after", "detached", "deaf", "unwind_s", "tokens"),
+    ):
         if getattr(run, name) != getattr(plain, name):
             yield replace(run, **{name: getattr(plain, name)})
     for steps in _fewer(run.steps):

@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from remit.coordinator.approving import answer_approval
 from remit.coordinator.decider import Decision
-from remit.coordinator.transaction import Settings
+from remit.coordinator.transaction import Settings, Transaction
 from remit.core.errors import JournalError
 from remit.core.ids import IdFactory
-from remit.core.messages import CancelRequest
+from remit.core.messages import AnswerApproval, CancelRequest
 from remit.testing.simulation.client import ClientModel
 from remit.testing.simulation.disk import Disk
-from remit.testing.simulation.engine import EngineModel
+from remit.testing.simulation.engine import NODES, EngineModel
 from remit.testing.simulation.history import describe
 from remit.testing.simulation.host import HostModel
 from remit.testing.simulation.judge import Judge
 from remit.testing.simulation.keepers import Keepers
 from remit.testing.simulation.kernel import START_S, Dice, Kernel, Network
-from remit.testing.simulation.plan import STORM_S, CancelPlan, FaultPlan, Plan, TurnPlan, all_runs
+from remit.testing.simulation.plan import STORM_S, AnswerPlan, CancelPlan, FaultPlan, Plan, TurnPlan, all_runs
 from remit.testing.simulation.session import Reply, Session
 from remit.testing.simulation.shell import CoordinatorModel
 from remit.testing.simulation.violation import Violation, require
@@ -35,6 +36,9 @@ PATIENCE_S = 240.0
 """How long all may take to end by itself once it is calm: longest chain of work, graces and leases."""
 LAST_PATIENCE_S = 90.0
 """How long it may take once everything has been cancelled."""
+
+SWEEP_S = 2.0
+"""How long the end of programs may take that nobody looks after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,16 @@ class Simulation:
         self.plan = plan
         self._note = note
         self.kernel = Kernel()
-        self._dice = Dice(plan.seed)
+        self.dice = Dice(plan.seed)
         self._calm_at = START_S + STORM_S
-        self.network = Network(self.kernel, self._dice, plan.weather, self._calm_at)
-        self.disk = Disk(self.kernel, self._dice)
-        self.keepers = Keepers(self.kernel, self._dice, self._calm_at)
+        self.network = Network(self.kernel, self.dice, plan.weather, self._calm_at)
+        self.disk = Disk(self.kernel, self.dice)
+        self.keepers = Keepers(self.kernel, self.dice, self._calm_at)
+        self.silence = plan.silence
+        self.spool: set[str] = set()
+        """Runs whose agent and arguments outlive the coordinator."""
+        self._crash_at_next: float | None = None
+        """Seconds of absence of a coordinator that crashes with its next orders."""
         self.clients: list[ClientModel] = []
         self.life: CoordinatorModel | None = None
         self._settings = Settings(
@@ -76,13 +85,14 @@ class Simulation:
             max_dedicated=plan.max_dedicated,
             grow_at=plan.grow_at,
             idle_host_s=5.0,
+            keep_ended_turns=plan.keep_turns,
         )
         bits = random.Random(plan.seed).getrandbits
         self._ids = IdFactory(lambda: int(self.kernel.now * 1000), bits)
         self._runs = {run.name: run for run in all_runs(plan)}
         self._engine = EngineModel(
             self.kernel,
-            self._dice,
+            self.dice,
             self.keepers,
             self._make_host,
             spawn_failure=plan.spawn_failure,
@@ -116,6 +126,8 @@ class Simulation:
         self.judge.calm_for_long(is_finite=self.plan.is_finite)
         self._cancel_all()
         self.kernel.run(self.kernel.now + LAST_PATIENCE_S, self._is_quiet)
+        self.kernel.run(self.kernel.now + SWEEP_S)
+        self.judge.programs_over()
         self._clear_claims()
         self.kernel.run(self.kernel.now + 5.0)
         durable = self.disk.events()
@@ -133,33 +145,57 @@ class Simulation:
     def _set_up(self) -> None:
         for index in range(self.plan.clients):
             session = self._session(f"client {index}", f"client_{index}")
-            self.clients.append(ClientModel(self.kernel, session))
+            self.clients.append(ClientModel(self.kernel, session, self.keepers))
         self._begin_life()
         for turn in self.plan.turns:
             self.kernel.at(START_S + turn.at, partial(self._open_turn, turn))
         for number, cancel in enumerate(self.plan.cancels):
             self.kernel.at(START_S + cancel.at, partial(self._cancel, number, cancel))
+        for number, answer in enumerate(self.plan.answers):
+            self.kernel.at(START_S + answer.at, partial(self._answer, number, answer))
         for fault in self.plan.faults:
             self.kernel.at(START_S + fault.at, partial(self._break, fault))
 
     def _session(self, endpoint: str, client_id: str, host_id: str = "") -> Session:
         return Session(self.kernel, self.network, self, endpoint=endpoint, client_id=client_id, host_id=host_id)
 
-    def _make_host(self, host_id: str) -> HostModel:
+    def _make_host(self, host_id: str, node: str) -> HostModel:
         session = self._session(host_id, f"client_of_{host_id}", host_id)
-        return HostModel(host_id, self.kernel, session, self.keepers, self._runs)
+        return HostModel(host_id, self.kernel, session, self.keepers, self._runs, node)
 
     def _calm_down(self) -> None:
         self.note("calm: no more faults")
         self.disk.heal()
+        self.silence = 0.0
+        self._crash_at_next = None
         if self.life is None:
             self._begin_life()
+        self._undo_drains()
+        self._answer_all()
+
+    def _undo_drains(self) -> None:
+        life = self.life
+        if life is None or not life.is_serving:
+            self.kernel.after(1.0, self._undo_drains)
+            return
+        for node in list(life.state.drained):
+            life.commit(life.decider.drain(node, "", self.kernel.now, undo=True))
+
+    def _answer_all(self) -> None:
+        """Play the person who answers everything in the end."""
+        life = self.life
+        if life is not None and life.is_serving and not life.is_over:
+            for name in [name for name, record in life.state.approvals.items() if record.is_open]:
+                request = AnswerApproval(f"req_late_{name}", name, approve=True)
+                life.commit(life.decider.decide(partial(_approve, request), self.kernel.now))
+        self.kernel.after(5.0, self._answer_all)
 
     def _is_quiet(self) -> bool:
         life = self.life
         return (
             life is not None
             and not life.is_over
+            and life.is_serving
             and not life.state.live_turns
             and not life.state.live_runs
             and not life.state.open_cancels
@@ -206,11 +242,23 @@ class Simulation:
         request = CancelRequest(f"req_{number}", target, plan.kind, kill=plan.kill, grace_s=plan.grace_s)
         self.clients[plan.client].cancel(request)
 
+    def _answer(self, number: int, plan: AnswerPlan) -> None:
+        records = [] if self.life is None else list(self.life.state.approvals.values())
+        wanted = [r for r in records if r.is_open is not plan.late] or records
+        if not wanted:
+            return
+        target = _pick(wanted, plan.pick).id
+        self.note(f"client {plan.client} {'approves' if plan.approve else 'denies'} {target}")
+        self.clients[plan.client].answer(AnswerApproval(f"req_answer_{number}", target, plan.approve, by="somebody"))
+
     # -- faults --------------------------------------------------------------------
 
     def _break(self, fault: FaultPlan) -> None:
         self.note(f"fault: {fault.kind} {fault.seconds:g} s")
         match fault.kind:
+            case "coordinator" if fault.pick < 0.6:
+                # At the worst moment: when the disk may have what no host has heard of.
+                self._crash_at_next = fault.seconds
             case "coordinator":
                 self._crash(fault.seconds)
             case "disk":
@@ -223,6 +271,8 @@ class Simulation:
                 _pick(self.clients, fault.pick).vanish()
             case "partition":
                 self.network.cut(_pick([f"client {i}" for i in range(self.plan.clients)], fault.pick), fault.seconds)
+            case "drain":
+                self._drain(fault)
             case _:
                 raise ValueError(f"no fault of the kind {fault.kind!r}")
 
@@ -237,6 +287,21 @@ class Simulation:
         else:
             self._engine.disown(host, fault.seconds)
 
+    def _drain(self, fault: FaultPlan) -> None:
+        life = self.life
+        if life is None or not life.is_serving:
+            return
+        node = _pick(NODES, fault.pick)
+        others = sum(other not in life.state.drained for other in NODES if other != node)
+        life.commit(life.decider.drain(node, "planned", self.kernel.now, others=others))
+
+        def undo() -> None:
+            now = self.life
+            if now is not None and now.is_serving:
+                now.commit(now.decider.drain(node, "", self.kernel.now, undo=True))
+
+        self.kernel.after(fault.seconds, undo)
+
     def _crash(self, seconds: float) -> None:
         """End the coordinator at once; its hosts end with it unless they survive."""
         life = self.life
@@ -250,12 +315,15 @@ class Simulation:
         self.life = self._engine.life = None
         if not self.plan.hosts_survive:
             self._engine.end_all()
+        lost = self.plan.spool_loss
+        epoch = self.disk.epoch
+        self.spool = {name for name in self.spool if not self.dice.chance(lost, "spool", name, epoch)}
         self.kernel.after(RESTART_S + seconds, self._begin_life)
 
     def _close(self) -> None:
         """Close the coordinator properly: refuse, cancel, wait, bounded; then start another one."""
         life = self.life
-        if life is None:
+        if life is None or not life.is_serving:
             return
         life.commit(life.decider.shutdown("closing", self.kernel.now))
 
@@ -306,6 +374,10 @@ class Simulation:
                 self.note(f"  {event.kind} {event.node_id} {describe(event)}".rstrip())
         assert self.life is not None
         self.judge.decided(self.life, decision)
+        seconds = self._crash_at_next
+        if seconds is not None and decision.events and (decision.effects.starts or decision.effects.cancels):
+            self._crash_at_next = None
+            self.kernel.after(0.0, lambda: self._crash(seconds))
 
     def durable(self, decision: Decision) -> None:
         """Look at a decision that has reached the disk."""
@@ -316,6 +388,10 @@ class Simulation:
         """Write a line of the history."""
         if self._note is not None:
             self._note(self.kernel.now - START_S, line)
+
+
+def _approve(request: AnswerApproval, tx: Transaction) -> object:
+    return answer_approval(tx, request)
 
 
 def _pick(items: Sequence[_T], share: float) -> _T:
