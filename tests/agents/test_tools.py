@@ -100,6 +100,16 @@ def test_working_directory_and_environment_are_what_was_asked_for(tmp_path: Path
     assert text == f"{tmp_path.resolve()}\n1-{run_id}\n"
 
 
+def test_files_of_a_program_get_the_rights_that_its_caller_would_give_them(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        run_tool(["touch", "made"], tmp_path, cwd=tmp_path)
+        assert run_tool(sh("umask"), tmp_path / "other").stdout.text.strip() == "0027"
+        assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o640
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.requirement("E3")
 def test_a_program_leads_its_own_session_and_inherits_no_descriptors(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
@@ -224,6 +234,7 @@ def test_a_program_at_its_deadline_is_timed_out_and_not_cancelled(tmp_path: Path
     assert has_ended(result.pid)
 
 
+@pytest.mark.requirement("C29")
 @pytest.mark.requirement("A10")
 def test_a_cancel_that_finds_the_program_ended_changes_nothing(tmp_path: Path) -> None:
     async def scenario() -> CommandResult:
@@ -238,6 +249,7 @@ def test_a_cancel_that_finds_the_program_ended_changes_nothing(tmp_path: Path) -
     assert (result.outcome, result.exit_code, result.cause) == ("exited", 7, None)
 
 
+@pytest.mark.requirement("A12")
 @pytest.mark.requirement("C5", "E7")
 @pytest.mark.parametrize("point", ["start_sending", "start_sent", "start_answered"])
 def test_a_cancel_at_any_point_of_a_start_leaves_nothing_running(tmp_path: Path, point: str) -> None:
@@ -262,6 +274,7 @@ def test_a_cancel_at_any_point_of_a_start_leaves_nothing_running(tmp_path: Path,
     assert all(has_ended(int(pid)) for pid in pids)
 
 
+@pytest.mark.requirement("C22")
 @pytest.mark.requirement("C5", "C6")
 def test_a_start_whose_answer_is_lost_is_stopped_by_its_key(tmp_path: Path) -> None:
     """The program runs, this side never hears of it, and the cancel still ends it."""
@@ -287,6 +300,7 @@ def test_a_start_whose_answer_is_lost_is_stopped_by_its_key(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.requirement("E15")
 @pytest.mark.requirement("E5")
 def test_a_cancel_returns_while_the_program_still_has_its_grace(tmp_path: Path) -> None:
     async def scenario() -> tuple[bool, CommandResult]:
@@ -371,6 +385,7 @@ def test_many_programs_of_one_run_are_stopped_together(tmp_path: Path) -> None:
 # -- who goes on ------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("C22")
 @pytest.mark.requirement("C2", "C3")
 @pytest.mark.parametrize("kind", MOVES)
 def test_a_moved_attempt_leaves_its_program_to_the_next_one(tmp_path: Path, kind: CauseKind) -> None:
@@ -428,6 +443,7 @@ def test_a_key_starts_once_and_refuses_another_command(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "x\n"
 
 
+@pytest.mark.requirement("B29", "C22")
 @pytest.mark.requirement("C3")
 def test_a_background_program_is_spared_and_stopped_by_its_handle_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
