@@ -6,7 +6,6 @@ import pickle
 import stat
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from remit.agents.tooldesk import ToolDesk
-from remit.agents.tools import ToolProcess
 from remit.core import Cause, CauseKind, TurnCancelled
 from remit.core.errors import CommandNotStarted, InvalidArgument, NotFound, ProcessKeyConflict
 from remit.processes import CommandOutcome, CommandResult, ProcessClient
@@ -23,13 +21,6 @@ from tests.agents.tool_world import CAUSE, Holder, has_ended, holding, run_tool,
 
 FOREVER = "while :; do sleep 60; done"
 MOVES = [CauseKind.WORKER_MOVED, CauseKind.ATTEMPT_TIMEOUT]
-
-
-def _set(cause: Cause = CAUSE) -> Callable[[ToolProcess], None]:
-    def on_started(tool: ToolProcess) -> None:
-        tool._signal.set(cause)  # pyright: ignore[reportPrivateUsage]
-
-    return on_started
 
 
 def _cancelled_when(folder: Path, argv: list[str], text: str, **options: Any) -> CommandResult:
@@ -148,14 +139,12 @@ def test_output_that_is_no_text_is_shown_with_replacements(tmp_path: Path) -> No
 # -- what cannot be started ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "prepare",
-    [lambda path: None, lambda path: path.write_text("x"), lambda path: (path.write_text("x"), path.chmod(0o755))],
-    ids=["missing", "not executable", "no program"],
-)
-def test_a_program_that_cannot_be_executed_is_named(tmp_path: Path, prepare: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize("mode", [None, 0o644, 0o755], ids=["missing", "not executable", "no program"])
+def test_a_program_that_cannot_be_executed_is_named(tmp_path: Path, mode: int | None) -> None:
     program = tmp_path / "tool"
-    prepare(program)
+    if mode is not None:
+        program.write_text("x")
+        program.chmod(mode)
     with pytest.raises(CommandNotStarted, match=str(program)) as error:
         run_tool([str(program)], tmp_path)
     assert pickle.loads(pickle.dumps(error.value)).program == str(program)

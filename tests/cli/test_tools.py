@@ -33,12 +33,13 @@ class Scene:
     def start(self, *argv: str, workspace: Path | None = None, **fields: Any) -> StartAnswer:
         """Start a program as an agent of the workspace would."""
         job = str(fields.pop("job", self.ids.new("proc")))
+        owner: dict[str, Any] = {"session": "s1", "turn": "turn_1", "run": "run_1"}
         spec = JobSpec(
             job=job,
             scope=scope_of(workspace or self.workspace),
             argv=argv,
             output_dir=str(self.workspace / "out" / job),
-            **{"session": "s1", "turn": "turn_1", "run": "run_1", **fields},
+            **{**owner, **fields},
         )
         return self.client.start(spec, env={"PATH": os.environ["PATH"]})
 
@@ -217,7 +218,11 @@ def test_a_leftover_is_ignored_and_still_runs(scene: Scene) -> None:
 def test_a_leftover_that_could_not_be_ended_is_no_success(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = scene.start("sleep", "600", background=True)
     scene.kill_daemon()
-    monkeypatch.setattr("remit.cli.tools.kill_leftover", lambda place, job: (answer.pid,))
+
+    def fail(place: Place, job: str) -> tuple[int, ...]:
+        return (answer.pid,)
+
+    monkeypatch.setattr("remit.cli.tools.kill_leftover", fail)
     result = scene("doctor", "--kill", answer.job)
     assert (result.exit_code, result.stdout) == (1, f"{answer.job}: LEFT {answer.pid}\n")
 
