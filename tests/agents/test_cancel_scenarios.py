@@ -361,6 +361,7 @@ async def test_every_child_can_be_looked_up_after_its_parents_end(tmp_path: Path
         assert views[1].parent_id == views[0].id
 
 
+@pytest.mark.field_report("M4")
 @pytest.mark.field_report("M10")
 @in_loop
 async def test_a_run_stops_what_it_started_and_not_its_sibling(tmp_path: Path) -> None:

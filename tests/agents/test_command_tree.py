@@ -139,6 +139,7 @@ def test_a_number_used_again_is_not_signalled() -> None:
     assert 501 not in _pids(tree)
 
 
+@pytest.mark.requirement("E15")
 @pytest.mark.requirement("E11")
 def test_nothing_is_signalled_after_forget() -> None:
     table = FakeTable(_entry(500, started=10.0), _entry(501, parent=500))

@@ -6,7 +6,6 @@ import pickle
 import stat
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from remit.agents.tooldesk import ToolDesk
-from remit.agents.tools import ToolProcess
 from remit.core import Cause, CauseKind, TurnCancelled
 from remit.core.errors import CommandNotStarted, InvalidArgument, NotFound, ProcessKeyConflict
 from remit.processes import CommandOutcome, CommandResult, ProcessClient
@@ -23,13 +21,6 @@ from tests.agents.tool_world import CAUSE, Holder, has_ended, holding, run_tool,
 
 FOREVER = "while :; do sleep 60; done"
 MOVES = [CauseKind.WORKER_MOVED, CauseKind.ATTEMPT_TIMEOUT]
-
-
-def _set(cause: Cause = CAUSE) -> Callable[[ToolProcess], None]:
-    def on_started(tool: ToolProcess) -> None:
-        tool._signal.set(cause)  # pyright: ignore[reportPrivateUsage]
-
-    return on_started
 
 
 def _cancelled_when(folder: Path, argv: list[str], text: str, **options: Any) -> CommandResult:
@@ -100,6 +91,16 @@ def test_working_directory_and_environment_are_what_was_asked_for(tmp_path: Path
     assert text == f"{tmp_path.resolve()}\n1-{run_id}\n"
 
 
+def test_files_of_a_program_get_the_rights_that_its_caller_would_give_them(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        run_tool(["touch", "made"], tmp_path, cwd=tmp_path)
+        assert run_tool(sh("umask"), tmp_path / "other").stdout.text.strip() == "0027"
+        assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o640
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.requirement("E3")
 def test_a_program_leads_its_own_session_and_inherits_no_descriptors(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
@@ -138,14 +139,12 @@ def test_output_that_is_no_text_is_shown_with_replacements(tmp_path: Path) -> No
 # -- what cannot be started ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "prepare",
-    [lambda path: None, lambda path: path.write_text("x"), lambda path: (path.write_text("x"), path.chmod(0o755))],
-    ids=["missing", "not executable", "no program"],
-)
-def test_a_program_that_cannot_be_executed_is_named(tmp_path: Path, prepare: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize("mode", [None, 0o644, 0o755], ids=["missing", "not executable", "no program"])
+def test_a_program_that_cannot_be_executed_is_named(tmp_path: Path, mode: int | None) -> None:
     program = tmp_path / "tool"
-    prepare(program)
+    if mode is not None:
+        program.write_text("x")
+        program.chmod(mode)
     with pytest.raises(CommandNotStarted, match=str(program)) as error:
         run_tool([str(program)], tmp_path)
     assert pickle.loads(pickle.dumps(error.value)).program == str(program)
@@ -224,6 +223,7 @@ def test_a_program_at_its_deadline_is_timed_out_and_not_cancelled(tmp_path: Path
     assert has_ended(result.pid)
 
 
+@pytest.mark.requirement("C29")
 @pytest.mark.requirement("A10")
 def test_a_cancel_that_finds_the_program_ended_changes_nothing(tmp_path: Path) -> None:
     async def scenario() -> CommandResult:
@@ -238,6 +238,7 @@ def test_a_cancel_that_finds_the_program_ended_changes_nothing(tmp_path: Path) -
     assert (result.outcome, result.exit_code, result.cause) == ("exited", 7, None)
 
 
+@pytest.mark.requirement("A12")
 @pytest.mark.requirement("C5", "E7")
 @pytest.mark.parametrize("point", ["start_sending", "start_sent", "start_answered"])
 def test_a_cancel_at_any_point_of_a_start_leaves_nothing_running(tmp_path: Path, point: str) -> None:
@@ -262,6 +263,7 @@ def test_a_cancel_at_any_point_of_a_start_leaves_nothing_running(tmp_path: Path,
     assert all(has_ended(int(pid)) for pid in pids)
 
 
+@pytest.mark.requirement("C22")
 @pytest.mark.requirement("C5", "C6")
 def test_a_start_whose_answer_is_lost_is_stopped_by_its_key(tmp_path: Path) -> None:
     """The program runs, this side never hears of it, and the cancel still ends it."""
@@ -287,6 +289,7 @@ def test_a_start_whose_answer_is_lost_is_stopped_by_its_key(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.requirement("E15")
 @pytest.mark.requirement("E5")
 def test_a_cancel_returns_while_the_program_still_has_its_grace(tmp_path: Path) -> None:
     async def scenario() -> tuple[bool, CommandResult]:
@@ -371,6 +374,7 @@ def test_many_programs_of_one_run_are_stopped_together(tmp_path: Path) -> None:
 # -- who goes on ------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("C22")
 @pytest.mark.requirement("C2", "C3")
 @pytest.mark.parametrize("kind", MOVES)
 def test_a_moved_attempt_leaves_its_program_to_the_next_one(tmp_path: Path, kind: CauseKind) -> None:
@@ -428,6 +432,7 @@ def test_a_key_starts_once_and_refuses_another_command(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "x\n"
 
 
+@pytest.mark.requirement("B29", "C22")
 @pytest.mark.requirement("C3")
 def test_a_background_program_is_spared_and_stopped_by_its_handle_alone(tmp_path: Path) -> None:
     async def scenario() -> None:

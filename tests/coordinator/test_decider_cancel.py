@@ -406,6 +406,7 @@ def test_the_view_says_what_a_tree_under_cancel_still_waits_for() -> None:
 
 
 class TestEscalation:
+    @pytest.mark.field_report("J4", "M4")
     @pytest.mark.requirement("A15")
     def test_a_dedicated_host_is_killed_after_the_grace_and_its_death_confirms_the_end(self) -> None:
         world = World(auto_hosts=False, warm_hosts=0)
@@ -448,6 +449,7 @@ class TestEscalation:
         assert host not in world.state.hosts
         assert [world.node(run).unconfirmed for run in runs] == [False, False]
 
+    @pytest.mark.field_report("M4")
     def test_kill_shortens_the_grace_of_a_cancel_under_way(self) -> None:
         world = World()
         turn = world.open_turn(grace_s=60.0)

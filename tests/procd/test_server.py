@@ -135,6 +135,7 @@ def test_a_start_after_the_end_gives_the_result(world: World) -> None:
     assert (answer["kind"], answer["result"]["exit_code"]) == ("finished", 7)
 
 
+@pytest.mark.requirement("C22")
 @pytest.mark.requirement("C17")
 @pytest.mark.parametrize("key", ["a/b", "100%", "a b", "?", "#", "..", "ключ", "%2F", "\ud800", "x" * 5_000])
 def test_any_text_is_a_key(world: World, key: str) -> None:
@@ -165,6 +166,7 @@ def test_a_stop_goes_by_id_else_by_key_and_answers_with_the_result(world: World,
     assert (answer["kind"], answer["result"]["cause"]) == ("stopped", CAUSE)
 
 
+@pytest.mark.requirement("C22")
 @pytest.mark.requirement("C13")
 def test_what_has_ended_is_not_running_and_that_is_no_error(world: World) -> None:
     keeper = world.run(key="k")
@@ -175,6 +177,7 @@ def test_what_has_ended_is_not_running_and_that_is_no_error(world: World) -> Non
     assert (answer["op"], answer["kind"], answer["result"]["exit_code"]) == ("answer", "not_running", 3)
 
 
+@pytest.mark.requirement("C22")
 @pytest.mark.requirement("C6")
 @pytest.mark.requirement("C8")
 def test_unknown_and_foreign_ones_are_not_found_and_nothing_is_signalled(world: World) -> None:
@@ -192,6 +195,7 @@ def test_unknown_and_foreign_ones_are_not_found_and_nothing_is_signalled(world: 
     assert keeper.heard() == []
 
 
+@pytest.mark.requirement("C22")
 @pytest.mark.requirement("C10")
 def test_a_stop_by_key_waits_for_a_start_that_is_under_way(world: World) -> None:
     starter, stopper = world.peer(), world.peer()
@@ -219,6 +223,7 @@ def test_a_start_that_fails_while_a_stop_waits_is_not_found(world: World) -> Non
     assert answer["kind"] == "process_key_not_found"
 
 
+@pytest.mark.requirement("C22")
 @pytest.mark.requirement("C10")
 @pytest.mark.requirement("C11")
 def test_a_start_that_is_still_under_way_at_the_limit_is_pending_and_stops_later(world: World) -> None:
@@ -251,6 +256,7 @@ def test_an_end_that_is_not_proven_in_time_is_unconfirmed(world: World) -> None:
     assert (answer["kind"], answer["job"], answer["result"]) == ("unconfirmed", keeper.spec.job, None)
 
 
+@pytest.mark.requirement("A12", "C29")
 @pytest.mark.requirement("C5")
 @pytest.mark.requirement("C25")
 def test_a_stop_that_comes_before_its_start_refuses_it(world: World) -> None:
@@ -268,6 +274,7 @@ def test_a_stop_that_comes_before_its_start_refuses_it(world: World) -> None:
     assert len(world.forks.keepers) == 1
 
 
+@pytest.mark.requirement("A12")
 @pytest.mark.requirement("C25")
 def test_a_stop_without_a_tombstone_refuses_nothing(world: World) -> None:
     peer = world.peer()
@@ -446,6 +453,7 @@ def test_a_list_shows_what_was_asked_for_and_no_environment(world: World) -> Non
 # --- leases ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("A18")
 @pytest.mark.requirement("F6")
 def test_foreground_jobs_end_with_the_lease_and_background_ones_do_not(world: World) -> None:
     keeper, background = world.run(), world.run(background=True)
@@ -578,6 +586,7 @@ def test_a_stranger_is_refused() -> None:
         world.close()
 
 
+@pytest.mark.requirement("C22")
 @pytest.mark.requirement("C12")
 def test_an_unknown_call_or_version_is_unsupported_and_never_gone(world: World) -> None:
     peer = world.peer()

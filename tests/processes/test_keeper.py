@@ -143,6 +143,7 @@ def test_it_works_below_a_process_that_ignores_the_end_of_children() -> None:
         world.close()
 
 
+@pytest.mark.requirement("E16")
 @pytest.mark.field_report("F3", "F13")
 @pytest.mark.parametrize("containment", ["", "-subreaper,-pidfd,-cgroup"])
 def test_what_a_program_leaves_running_is_stopped_and_named(containment: str, world: World, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_what_a_program_leaves_running_is_stopped_and_named(containment: str, wo
     assert (result.outcome, result.exit_code, result.cause) == (JobOutcome.EXITED, 4, None)
     assert result.escalated
     assert set(result.escalated) <= set(result.signalled)
+    assert ("portable" in result.containment) == bool(containment)
     assert marked(job) == []
 
 
@@ -404,6 +406,7 @@ def test_a_supervisor_that_is_killed_takes_nothing_along_and_leaves_nothing() ->
         world.close()
 
 
+@pytest.mark.requirement("C31")
 def test_only_a_newer_supervisor_takes_over_and_the_older_one_is_let_go(world: World) -> None:
     job = world.sh(FOREVER, reattach_grace_s=0.0).wait_ready()
     with job.talk() as talk:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -168,6 +169,7 @@ class ToolHolder(ClaimHolder):
             argv=_checked_argv(argv),
             cwd=_directory(cwd),
             stdin="pipe" if stdin == "pipe" else "null" if given is None else "data",
+            umask=_umask(),
             output_dir=str(self.tool_folder() / f"process_{self._tool_name()}"),
             timeout_s=timeout_s,
             on_timeout=on_timeout,
@@ -244,6 +246,18 @@ def _checked_argv(argv: Sequence[str]) -> tuple[str, ...]:
 
 def _directory(cwd: str | Path | None) -> str:
     return os.getcwd() if cwd is None else str(Path(cwd).absolute())
+
+
+def _umask() -> int:
+    """Return this process's umask, without the moment in which every thread would have another one."""
+    with suppress(OSError, ValueError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    # Not Linux: it can only be read by setting it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _input(stdin: bytes | str | None) -> bytes | None:

@@ -92,6 +92,7 @@ class ToolProcess:
         self._registrations: list[Registration] = []
         self._lock = threading.Lock()
         self._is_stopping = False
+        self._stop_cause: Cause | None = None
         loop = asyncio.get_running_loop()
         self._delivery = LoopDelivery.of_loop(loop)
         # None: it goes on, as a process of the session, and nobody here waits for it any more.
@@ -129,6 +130,12 @@ class ToolProcess:
         try:
             interrupted = await _patiently(starting)
             answer = starting.result()
+        except RemitError as error:
+            self._over()
+            if self._signal.is_set:
+                # Whatever failed: what its caller has to hear of is the cancel, with its cause.
+                raise TurnCancelled(self._signal.cause, node_id=self.node_id) from error
+            raise
         except BaseException:
             self._over()
             raise
@@ -161,7 +168,9 @@ class ToolProcess:
         self._desk.client.watch(answer.job, self._heard)
         if self.spec.on_timeout == "background" and self.spec.timeout_s is not None:
             loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(self.spec.timeout_s, self._go_behind)
+            # Of one that was attached to, some of its time has passed: a further attempt does not give it more.
+            left_s = max(0.0, self.spec.timeout_s - self._age()) if self.attached else self.spec.timeout_s
+            self._deadline = loop.call_later(left_s, self._go_behind)
 
     async def _find_output(self, job: str) -> None:
         """Read where the one that is attached to writes: the directory of the attempt that started it."""
@@ -259,9 +268,13 @@ class ToolProcess:
             self._stop(cause)
 
     def _stop(self, cause: Cause | None, *, kill: bool = False, grace_s: float | None = None) -> None:
-        if self._done.done() or (self._is_stopping and not kill):
-            return
-        self._is_stopping = True
+        with self._lock:
+            if self._done.done() or (self._is_stopping and not kill):
+                return
+            if not self._is_stopping:
+                self._is_stopping, self._stop_cause = True, cause
+            # A second stop says why the first one was: on its way it may overtake that.
+            cause = self._stop_cause
         self._desk.stop_later(self, cause, kill=kill, grace_s=grace_s)
 
     async def stop(self, *, kill: bool = False, grace_s: float | None = None) -> CommandResult:

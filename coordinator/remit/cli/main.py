@@ -486,7 +486,7 @@ def doctor(
     with reported():
         for job, action in ((adopt, "adopt"), (end, "kill"), (ignore, "ignore")):
             if job:
-                treat_leftover(job, action=action)
+                status = max(status, treat_leftover(job, action=action))
         if not (adopt or end or ignore):
             status = examine(workspace, as_json=as_json)
     raise typer.Exit(status)

@@ -112,8 +112,10 @@ def leftovers() -> list[Leftover]:
         client.close()
 
 
-def treat_leftover(job: str, *, action: str) -> None:
-    """Adopt, kill or ignore one leftover, and say what became of it.
+def treat_leftover(job: str, *, action: str) -> int:
+    """Adopt, kill or ignore one leftover, say what became of it, and return the exit status.
+
+    It is 1 if something of the leftover could not be ended, else 0.
 
     Raises:
         NotFound: there is no such leftover.
@@ -121,6 +123,7 @@ def treat_leftover(job: str, *, action: str) -> None:
     found = next((item for item in leftovers() if item.job == job), None)
     if found is None:
         raise NotFound(f"there is no leftover {job!r}; `remit doctor` lists them")
+    left: tuple[int, ...] = ()
     if action == "adopt":
         client = ProcessClient()
         try:
@@ -135,6 +138,7 @@ def treat_leftover(job: str, *, action: str) -> None:
         ignore_leftover(Place(), job)
         text = f"{job} is not shown again"
     sys.stdout.write(f"{text}\n")
+    return int(bool(left))
 
 
 def leftover_dict(leftover: Leftover) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""The programs of a workspace as its coordinator sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from remit.agents.tooldesk import scope_of
+from remit.coordinator.programs import Programs
+from tests.procd.live import LIMIT_S, Node, is_running, wait_for
+
+
+@pytest.mark.requirement("A18", "B29")
+def test_what_a_dead_owner_left_in_the_foreground_ends_and_the_background_goes_on(node: Node, tmp_path: Path) -> None:
+    scope = scope_of(tmp_path)
+    tree = node.tree(scope=scope)
+    behind = node.run("sleep", "1000", scope=scope, background=True)
+    foreign = node.run("sleep", "1000")
+    assert Programs(tmp_path, state_dir=node.directory).end(node.run_id)
+    wait_for(lambda: {one.pid for one in node.processes()} == {behind.pid, foreign.pid}, "the wrong ones live")
+    result = node.client.wait(tree.job, timeout_s=LIMIT_S)
+    assert result is not None
+    assert result.cause is not None
+    assert (result.outcome, result.cause["kind"], result.cause["origin"]) == ("cancelled", "parent_lost", node.run_id)
+    views = {view.job: view.state for view in node.client.list(scope=scope)}
+    assert views[behind.job] == "running"
+
+
+@pytest.mark.requirement("C33")
+def test_only_the_machine_that_holds_a_program_proves_its_end(node: Node, tmp_path: Path) -> None:
+    """A daemon that knows nothing of a run says nothing of it; neither does one whose program still runs."""
+    scope = scope_of(tmp_path)
+    answer = node.run("sleep", "1000", scope=scope)
+    elsewhere = Node()
+    try:
+        here = Programs(tmp_path, state_dir=node.directory)
+        there = Programs(tmp_path, state_dir=elsewhere.directory)
+        assert (here.gone([node.run_id]), there.gone([node.run_id])) == ({}, {})
+        assert elsewhere.client.stop(scope=scope, job=answer.job).is_proven_gone is False
+        assert is_running(answer.pid)
+        node.client.stop(scope=scope, job=answer.job)
+        assert here.gone([node.run_id]) == {node.run_id: frozenset({answer.pid})}
+        assert there.gone([node.run_id]) == {}
+    finally:
+        elsewhere.close()
+
+
+def test_where_nothing_was_ever_started_no_daemon_is(tmp_path: Path) -> None:
+    programs = Programs(tmp_path, state_dir=tmp_path / "state")
+    assert programs.end("run_1")
+    assert programs.gone(["run_1"]) == {}
+    programs.vouch()
+    programs.release()
+    assert not (tmp_path / "state").exists()
