@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from remit.core.cause import Cause, CauseKind
 from remit.core.messages import (
     CancelOrder,
+    FlushOrder,
     HostInventory,
     LiveAttempt,
     Order,
@@ -113,6 +114,8 @@ class HostModel:
         for order in orders:
             if isinstance(order, CancelOrder):
                 self._cancel(order)
+            elif isinstance(order, FlushOrder):
+                continue  # there are no spans here
             elif (body := self.bodies.get(order.run_id)) is not None:
                 if isinstance(order, ResumeOrder):
                     body.resumed()
