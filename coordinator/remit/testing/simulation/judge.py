@@ -7,7 +7,15 @@ from typing import Protocol
 
 from remit.coordinator.decider import Decision
 from remit.coordinator.transaction import Settings
-from remit.core.events import CancelRequested, ClaimChanged, Event, ProcessStarted, RunEnded, TurnEnded
+from remit.core.events import (
+    CancelRequested,
+    ClaimChanged,
+    CoordinatorStarted,
+    Event,
+    ProcessStarted,
+    RunEnded,
+    TurnEnded,
+)
 from remit.core.outcome import Outcome
 from remit.locks import Area, ClaimState, Granted, conflict, event_from_dict
 from remit.testing.simulation.body import Body, areas_of
@@ -146,6 +154,10 @@ class Judge:
                 self._reported.add(event.pid)
             elif isinstance(event, CancelRequested):
                 self._expect_heard(life, event.node_id)
+            elif isinstance(event, CoordinatorStarted):
+                # The order may never have left the life before.
+                for name in self.history.causes.keys() - self.history.ends.keys():
+                    self._expect_heard(life, name)
 
     def _expect_heard(self, life: CoordinatorModel, target: str) -> None:
         """See to it that every body below a cancel hears of it, if nothing stands in its way."""
