@@ -31,7 +31,9 @@ class CommandAgent:
     Each item of the template becomes exactly one argument, whatever the fields
     hold; no shell reads them unless `shell=True`. The program gets a session of its
     own, null standard input, and its output goes to files. On a cancel its whole
-    tree gets SIGTERM, the grace, then SIGKILL.
+    tree gets SIGTERM, the grace, then SIGKILL. It belongs to no worker: an attempt
+    that timed out or was moved leaves it running, and the next one takes it over
+    (see `RunContext.process`).
 
     A run that comes `after` others may use the field `{after}`: the path of a JSON
     file with their results by name.
