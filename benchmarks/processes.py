@@ -40,7 +40,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="remit-bench-", dir="/tmp"))
-        self.client = ProcessClient(state_dir=self.folder)
+        self.client = ProcessClient(state_dir=self.folder, kept=1)
         self.ids = IdFactory()
         self.env = {"PATH": os.environ["PATH"]}
 
