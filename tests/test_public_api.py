@@ -179,7 +179,8 @@ print(json.dumps(brought))
     assert json.loads(done.stdout) == {}
 
 
-@pytest.mark.slow  # one interpreter a module
+@pytest.mark.slow  # every module is imported anew, with all that it needs
+@pytest.mark.timeout(300)
 def test_every_module_can_be_imported_alone() -> None:
     """A module that works only after another one was imported hides a cycle."""
     script = """

@@ -108,8 +108,9 @@ class FakeForks:
     def reap(self) -> None:
         """Nothing was forked."""
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
         """Nothing is forked ahead."""
+        return False
 
     def close(self) -> None:
         """Nothing was forked ahead."""

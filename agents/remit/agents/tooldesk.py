@@ -32,6 +32,8 @@ __all__ = ["Stoppable", "ToolDesk", "scope_of"]
 logger = logging.getLogger("remit.processes")
 
 _RENEW_EVERY_S = LEASE_S / 3
+_KEPT_CONNECTIONS = 1
+"""Connections to the daemon that stay open between calls; one is enough for starts in turn."""
 
 
 def scope_of(workspace: str | Path) -> str:
@@ -107,7 +109,7 @@ class ToolDesk:
         """The way to the daemon of this machine."""
         with self._lock:
             if self._client is None:
-                self._client = ProcessClient()
+                self._client = ProcessClient(kept=_KEPT_CONNECTIONS)
             return self._client
 
     @property

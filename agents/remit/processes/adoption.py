@@ -19,7 +19,7 @@ from pathlib import Path
 
 from remit.core.clock import Clock
 from remit.core.errors import ProcessProtocolError, RemitError
-from remit.processes.containment import Cgroup, find_cgroup
+from remit.processes.containment import Cgroup, find_cgroup, remove_unused_groups
 from remit.processes.frames import connect, send
 from remit.processes.jobs import (
     RESULT_NAME,
@@ -164,6 +164,7 @@ def sweep_job(spec: JobSpec, jobdir: Path, *, ended: tuple[int, ...] = ()) -> Jo
         group = find_cgroup(spec.job)
         if group is not None:
             _empty_group(str(group.path))
+        remove_unused_groups()
         result = _lost(spec, None, error="its keeper was gone before it said anything")
     elif state.boot != boot_id():
         result = _lost(spec, state, error="the machine was started again meanwhile")

@@ -1,8 +1,8 @@
 """What agents use: start, wait for, list and stop tool processes that belong to no worker.
 
 Every call is a short conversation with the daemon of this node and user over a
-connection of its own, so calls from many threads do not wait for each other,
-and a caller that is killed leaves nothing half said.
+connection that no other call uses meanwhile, so calls from many threads do not wait
+for each other, and a caller that is killed leaves nothing half said.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from remit.processes.doctor import Leftover, find_leftovers
 from remit.processes.frames import MAX_FRAME_BYTES, connect, encode, receive, send
 from remit.processes.jobs import RESULT_NAME, SOCKET_NAME, JobResult, JobSpec, read_record
 from remit.processes.leases import LEASE_S
+from remit.processes.lines import Lines
 from remit.processes.place import Place
 from remit.processes.records import StopWish
 from remit.processes.starting import ensure_daemon
@@ -50,18 +51,23 @@ _TRIES = 4
 """How often a call is made when the daemon dies while it is under way."""
 _STDIN_CHUNK_BYTES = 256 * 1024
 _STDIN_POLL_S = 0.02
+_CALL = 1
+"""Number of the one call that a connection carries at a time."""
 _SLACK_S = 30.0
 """How much later than promised an answer may come on a loaded machine."""
 
 
 class ProcessClient:
-    """The tool processes of this node and user. Thread-safe; holds nothing open between calls but watches.
+    """The tool processes of this node and user. Thread-safe.
+
+    Between calls it holds open nothing but watches and `kept` connections.
 
     Args:
         state_dir: directory of the node; None means `$REMIT_STATE_DIR`, else the default.
         start: start the daemon when there is none; else such a call raises.
         clock: for the time limits of waits; None means the system's.
         failpoint: called with a name at `start_sending`, `start_sent` and `start_answered`; for tests.
+        kept: how many connections stay open between calls, until `close`; the daemon stays as long.
 
     Cancellation:
         The calls block. A thread that must stop waiting leaves the rest to the daemon:
@@ -75,11 +81,13 @@ class ProcessClient:
         start: bool = True,
         clock: Clock | None = None,
         failpoint: Callable[[str], None] | None = None,
+        kept: int = 0,
     ) -> None:
         self._place = Place(state_dir)
         self._may_start = start
         self._clock = clock or SystemClock()
         self._failpoint = failpoint or _no_failpoint
+        self._lines = Lines(self._place.socket, connect_s=_SLACK_S, kept=kept)
         self._watches = Watches(self._place, ensure=self._ensure)
 
     @property
@@ -110,7 +118,7 @@ class ProcessClient:
             "stdin": None if stdin is None else base64.b64encode(stdin).decode("ascii"),
         }
         try:
-            encode("start", id=0, **fields)
+            frame = encode("start", id=_CALL, **fields)
         except ProcessProtocolError as error:
             program = spec.argv[0] if spec.argv else ""
             raise CommandNotStarted(
@@ -120,7 +128,7 @@ class ProcessClient:
                 errno=None,
             ) from error
         self._failpoint("start_sending")
-        answer = self._call("start", **fields)
+        answer = self._ask_daemon("start", frame, _SLACK_S)
         self._failpoint("start_answered")
         return StartAnswer.from_dict(answer)
 
@@ -332,10 +340,12 @@ class ProcessClient:
     def close(self) -> None:
         """End all watches; no callback is called after this. Jobs go on."""
         self._watches.close()
+        self._lines.close()
 
     def _known_jobs(self) -> frozenset[str] | None:
+        everything = dict.fromkeys(("scope", "session", "turn", "runs"))
         try:
-            answer = self._converse("list", _SLACK_S, {"scope": None, "session": None, "turn": None, "runs": None})
+            answer = self._converse("list", encode("list", id=_CALL, **everything), _SLACK_S)
         except (OSError, ProcessError):
             return None
         return frozenset(str(item["job"]) for item in answer["jobs"])
@@ -349,11 +359,15 @@ class ProcessClient:
         ensure_daemon(self._place)
 
     def _call(self, op: str, *, _for_s: float | None = _SLACK_S, **fields: Any) -> dict[str, Any]:
-        """Ask the daemon, after starting it if need be; again if it dies meanwhile, since no call acts twice."""
+        """Ask the daemon, after starting it if need be."""
+        return self._ask_daemon(op, encode(op, id=_CALL, **fields), _for_s)
+
+    def _ask_daemon(self, op: str, frame: bytes, limit_s: float | None) -> dict[str, Any]:
+        """Send a call, again if the daemon dies meanwhile, since no call acts twice; return its answer."""
         broken: Exception | None = None
         for _ in range(_TRIES):
             try:
-                return self._converse(op, _for_s, fields)
+                return self._converse(op, frame, limit_s)
             except TimeoutError as error:
                 raise ProcdUnavailable(
                     f"the daemon of tool processes did not answer {op!r} in time; see {self._place.log}",
@@ -368,9 +382,10 @@ class ProcessClient:
             path=str(self._place.log),
         ) from broken
 
-    def _converse(self, op: str, limit_s: float | None, fields: dict[str, Any]) -> dict[str, Any]:
-        with connect(self._place.socket, timeout_s=_SLACK_S) as connection:
-            send(connection, op, id=1, **fields)
+    def _converse(self, op: str, frame: bytes, limit_s: float | None) -> dict[str, Any]:
+        def talk(connection: socket.socket) -> dict[str, Any]:
+            connection.settimeout(_SLACK_S)
+            connection.sendall(frame)
             if op == "start":
                 self._failpoint("start_sent")
             connection.settimeout(limit_s)
@@ -378,8 +393,11 @@ class ProcessClient:
                 answer = receive(connection)
             except ProcessProtocolError as error:
                 raise ConnectionResetError(str(error)) from error
-        if answer is None:
-            raise ConnectionResetError("the daemon closed the connection")
+            if answer is None:
+                raise ConnectionResetError("the daemon closed the connection")
+            return answer
+
+        answer = self._lines.call(talk)
         if answer.get("op") == "error":
             raise decode_error(answer)
         if answer.get("kind") == "unsupported":

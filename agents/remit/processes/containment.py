@@ -40,6 +40,8 @@ __all__ = [
     "die_with_parent",
     "find_cgroup",
     "make_cgroup",
+    "name_ahead",
+    "remove_unused_groups",
     "switched",
 ]
 
@@ -52,6 +54,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _CGROUP_PREFIX = "remit_"
+_AHEAD_PREFIX = "keeper_"
 _V1_HIERARCHIES = ("freezer", "pids")
 """Hierarchies of the first version that only group: no limit changes by being in one of our groups."""
 
@@ -205,6 +208,24 @@ def find_cgroup(name: str) -> Cgroup | None:
     parent = _cgroup_parent()
     path = None if parent is None else parent / f"{_CGROUP_PREFIX}{name}"
     return None if path is None or not path.is_dir() else Cgroup(path)
+
+
+def remove_unused_groups() -> None:
+    """Remove the empty control groups that keepers made ahead of a job and left when they were killed."""
+    parent = _cgroup_parent()
+    for path in () if parent is None else parent.glob(f"{_CGROUP_PREFIX}{_AHEAD_PREFIX}*"):
+        keeper = path.name.removeprefix(f"{_CGROUP_PREFIX}{_AHEAD_PREFIX}")
+        if not os.path.exists(f"/proc/{keeper}"):
+            Cgroup(path).remove()
+
+
+def name_ahead(keeper: int) -> str:
+    """Return the name of the group that a keeper makes before it has a job.
+
+    Args:
+        keeper: its number.
+    """
+    return f"{_AHEAD_PREFIX}{keeper}"
 
 
 @functools.cache

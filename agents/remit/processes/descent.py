@@ -62,7 +62,7 @@ def _listed(pid: int) -> list[int] | None:
     except OSError:  # gone
         return pids
     for thread in threads:
-        pids += [int(word) for word in read_or_empty(f"/proc/{pid}/task/{thread}/children").split()]
+        pids += [int(word) for word in read_or_empty(f"/proc/{pid}/task/{thread}/children", is_list=True).split()]
     return pids
 
 

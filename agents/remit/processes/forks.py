@@ -5,9 +5,9 @@ leaves becomes the daemon's own child, whatever its environment, group and
 session, and is ended as such. Its children are thus keepers and sweepers that
 it forked, or what such a keeper left, and nothing else.
 
-One keeper is forked ahead of its job and waits for it, so that a start does not
-wait for a fork. It has none of the daemon's descriptors from its first moment:
-else the lifelines of other keepers would seem alive when the daemon is killed.
+Some keepers are forked ahead of their jobs and wait for them, so that a start
+does not wait for a fork. They have none of the daemon's descriptors from their first
+moment: else the lifelines of other keepers would seem alive when the daemon is killed.
 """
 
 from __future__ import annotations
@@ -19,24 +19,30 @@ import signal
 import socket
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from remit.core.errors import ProcessProtocolError
 from remit.processes.adoption import sweep_job
-from remit.processes.containment import become_subreaper, detect
+from remit.processes.containment import become_subreaper, detect, name_ahead, remove_unused_groups
 from remit.processes.descent import children
 from remit.processes.frames import receive, send
 from remit.processes.jobs import JobSpec, boot_id
-from remit.processes.keeper import fork_keeper, run_keeper
+from remit.processes.keeper import fork_keeper, get_ready, keep
+from remit.processes.rehearsal import rehearse
 from remit.processes.table import SystemTable
 
-__all__ = ["SystemForks"]
+__all__ = ["SPARES", "SystemForks"]
 
 _ORPHANS_LIMIT_S = 1.0
 """Longest time that the daemon stands still for what a killed keeper left; the sweeper has longer."""
 _ORPHANS_POLL_S = 0.001
+SPARES = 3
+"""How many keepers wait for jobs: enough for an agent's usual burst; each takes a few megabytes."""
+_REHEARSALS = 20
+"""Python 3.11 fits its code to what it is used for after eight calls; PEP 659."""
 
 
 class SystemForks:
@@ -48,35 +54,40 @@ class SystemForks:
 
     def __init__(self, *, reattach_grace_s: float) -> None:
         self._reattach_grace_s = reattach_grace_s
-        self._spare: tuple[int, socket.socket] | None = None
+        self._spares: deque[tuple[int, socket.socket]] = deque()
         self._own: set[int] = set()
         self._takes_in_orphans = False
 
     def take_in_orphans(self) -> None:
         """Let what killed keepers leave become children of this process; call it before the first fork."""
         self._takes_in_orphans = detect().subreaper and become_subreaper()
+        remove_unused_groups()
+        boot_id()
+        # Each keeper is a copy of this process: what has run here once, runs faster there.
+        rehearse(rounds=_REHEARSALS)
 
-    def prepare(self) -> None:
-        """Fork a keeper ahead of its job, if none waits; call when there is nothing better to do."""
-        if self._spare is None:
+    def prepare(self) -> bool:
+        """Fork a keeper ahead of its job, if too few wait; tell whether more are to be forked."""
+        if len(self._spares) < SPARES:
             # What every keeper would find out for itself is found out once, in the parent.
             detect()
             boot_id()
-            # Without it the next start forks for itself, and reports what is wrong.
-            with contextlib.suppress(OSError):
-                self._spare = self._fork(self._be_spare)
+            try:
+                self._spares.append(self._fork(self._be_spare))
+            except OSError:  # the next start forks for itself, and reports what is wrong
+                return False
+        return len(self._spares) < SPARES
 
     def keeper(
         self, spec: JobSpec, *, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
     ) -> tuple[int, socket.socket]:
-        """Have a keeper start the program: the one that waits, else a new one."""
-        if self._spare is not None:
-            pid, connection = self._spare
-            self._spare = None
+        """Have a keeper start the program: one that waits, else a new one."""
+        while self._spares:
+            pid, connection = self._spares.popleft()
             try:
                 _hand_over(connection, spec, env=env, jobdir=jobdir, stdin=stdin)
             except (OSError, ProcessProtocolError):  # it was killed, or the job is too large to hand over
-                connection.close()
+                connection.close()  # and it ends
             else:
                 return pid, connection
         forked = fork_keeper(spec, env=env, jobdir=jobdir, stdin=stdin, reattach_grace_s=self._reattach_grace_s)
@@ -125,21 +136,23 @@ class SystemForks:
         return tuple(sorted(ended))
 
     def close(self) -> None:
-        """Let go of the keeper that waits; it ends."""
-        if self._spare is not None:
-            self._spare[1].close()
-            self._spare = None
+        """Let go of the keepers that wait; they end."""
+        while self._spares:
+            self._spares.pop()[1].close()
 
     def _be_spare(self, connection: socket.socket) -> None:
+        ready = get_ready(connection, group=name_ahead(os.getpid()))
+        rehearse()
         message = receive(connection)
         if message is None:  # the daemon has gone, or needs nobody any more
+            ready.dismiss()
             return
         stdin = message["stdin"]
-        run_keeper(
+        keep(
+            ready,
             JobSpec.from_dict(message["spec"]),
             env=message["env"],
             jobdir=Path(message["jobdir"]),
-            lifeline=connection,
             stdin=None if stdin is None else base64.b64decode(stdin),
             reattach_grace_s=self._reattach_grace_s,
         )

@@ -23,8 +23,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
-import psutil
-
 from remit.core.errors import InvalidArgument, ProcessProtocolError
 from remit.processes.table import MARK_VARIABLE, ProcessIdentity
 
@@ -450,6 +448,8 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # not Linux: the time of the boot does as well
+        import psutil
+
         return f"boot-{psutil.boot_time():.0f}"
 
 

@@ -27,14 +27,24 @@ from pathlib import Path
 from typing import NoReturn
 
 from remit.processes.connections import Connection
-from remit.processes.containment import become_subreaper, detect
+from remit.processes.containment import Cgroup, Containment, become_subreaper, detect, make_cgroup
 from remit.processes.desk import Desk
 from remit.processes.jobs import SOCKET_NAME, JobSpec, boot_id
 from remit.processes.keeping import Keeping
+from remit.processes.launch import Waiting, fork_waiting
 from remit.processes.table import ProcessIdentity
 from remit.processes.tree import identify
 
-__all__ = ["LOG_NAME", "REATTACH_GRACE_S", "ForkedKeeper", "fork_keeper", "run_keeper"]
+__all__ = [
+    "LOG_NAME",
+    "REATTACH_GRACE_S",
+    "ForkedKeeper",
+    "ReadyKeeper",
+    "fork_keeper",
+    "get_ready",
+    "keep",
+    "run_keeper",
+]
 
 LOG_NAME = "keeper.log"
 """File of the job's directory for a traceback; there only if the keeper itself failed."""
@@ -128,25 +138,97 @@ def run_keeper(
         containment: switches as `remit.processes.containment.switched` takes them; None reads the environment.
         failpoint: called with each word of `remit.processes.keeping.FAILPOINTS`, for tests.
     """
+    try:
+        ready = get_ready(lifeline, group=spec.job, containment=containment)
+    except BaseException:  # as in `keep`
+        _log(jobdir)
+        os._exit(_EXIT_BROKEN)
+    keep(
+        ready,
+        spec,
+        env=env,
+        jobdir=jobdir,
+        stdin=stdin,
+        reattach_grace_s=reattach_grace_s,
+        epoch=epoch,
+        failpoint=failpoint,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyKeeper:
+    """A keeper that has everything but its job; what it needs is there before anybody waits for it."""
+
+    lifeline: socket.socket
+    """See `ForkedKeeper.lifeline`, the other end."""
+    containment: Containment
+    """What is used."""
+    cgroup: Cgroup | None
+    """The group that will hold the tree."""
+    waiting: Waiting | None
+    """The child that will become the program; None when none could be forked, which is tried again."""
+    wake: int
+    """Descriptor that can be read when a child may have ended."""
+
+    def dismiss(self) -> None:
+        """Leave nothing behind; for a keeper that got no job."""
+        if self.waiting is not None:
+            self.waiting.dismiss()
+        if self.cgroup is not None:
+            self.cgroup.remove()
+
+
+def get_ready(lifeline: socket.socket, *, group: str, containment: str | None = None) -> ReadyKeeper:
+    """Leave the parent behind and fork the child that will become a program.
+
+    Args:
+        lifeline: as for `run_keeper`.
+        group: name of the control group; no other keeper has it.
+        containment: as for `run_keeper`.
+    """
+    _settle_in(lifeline)
+    wake = _wake_at_ends()
+    found = detect(containment)
+    found = replace(found, subreaper=found.subreaper and become_subreaper())
+    cgroup = make_cgroup(group) if found.cgroup else None
+    try:
+        waiting = fork_waiting(cgroup)
+    except OSError:
+        waiting = None
+    return ReadyKeeper(lifeline, found, cgroup, waiting, wake)
+
+
+def keep(
+    ready: ReadyKeeper,
+    spec: JobSpec,
+    *,
+    env: Mapping[str, str],
+    jobdir: Path,
+    stdin: bytes | None = None,
+    reattach_grace_s: float = REATTACH_GRACE_S,
+    epoch: int = 0,
+    failpoint: Callable[[str], None] | None = None,
+) -> NoReturn:
+    """Do what `run_keeper` does, from here on; same arguments."""
     code = _EXIT_BROKEN
     try:
-        descriptor = _settle_in(jobdir, lifeline)
-        found = detect(containment)
-        found = replace(found, subreaper=found.subreaper and become_subreaper())
-        desk = Desk(descriptor)
+        os.chdir(jobdir)
+        desk = Desk(ready.lifeline)
         keeping = Keeping(
             spec,
             env=env,
             jobdir=jobdir,
             stdin=stdin,
-            containment=found,
+            containment=ready.containment,
             keeper=identify(os.getpid()) or ProcessIdentity(os.getpid(), 0),
             epoch=epoch,
             reattach_grace_s=reattach_grace_s,
             tell=desk.tell,
             failpoint=failpoint or _pass_by,
+            cgroup=ready.cgroup,
+            waiting=ready.waiting,
         )
-        _Loop(desk, keeping).run()
+        _Loop(desk, keeping, ready.wake).run()
         code = 0
     except BaseException:  # the outermost edge of this process: nobody is left to raise to
         _log(jobdir)
@@ -157,16 +239,11 @@ def run_keeper(
 class _Loop:
     """Wait for whatever comes first: a child's end, a message, a time."""
 
-    def __init__(self, desk: Desk, keeping: Keeping) -> None:
+    def __init__(self, desk: Desk, keeping: Keeping, wake: int) -> None:
         self._desk = desk
         self._keeping = keeping
         self._is_idle = False
-        self._wake, alarm = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(alarm, False)
-        # The handler does nothing; the byte in the pipe wakes the loop.
-        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
-        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        self._wake = wake
 
     def run(self) -> None:
         """Keep the job to its end."""
@@ -248,19 +325,28 @@ class _Loop:
                 return
 
 
-def _settle_in(jobdir: Path, lifeline: socket.socket) -> socket.socket:
-    """Leave the parent behind: session, directory, signals, descriptors; return the lifeline."""
+def _settle_in(lifeline: socket.socket) -> None:
+    """Leave the parent behind: session, signals, descriptors."""
     signal.set_wakeup_fd(-1)
     for signum in _IGNORED:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     with suppress(PermissionError):  # it leads a session already
         os.setsid()
-    os.chdir(jobdir)
     # What the parent's objects would close when collected has other owners now; so nothing is collected.
     gc.freeze()
     _close_others(lifeline.fileno())
-    return lifeline
+
+
+def _wake_at_ends() -> int:
+    """Return a descriptor that can be read when a child has ended."""
+    wake, alarm = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(alarm, False)
+    # The handler does nothing; the byte in the pipe wakes the loop.
+    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+    return wake
 
 
 def _close_others(kept: int) -> None:

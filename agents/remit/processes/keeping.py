@@ -22,7 +22,7 @@ from typing import Any
 from remit.core.cause import Cause, CauseKind
 from remit.processes.capping import CappedFile, OutputGuard, keep, punch
 from remit.processes.connections import InputPipe
-from remit.processes.containment import Containment, make_cgroup
+from remit.processes.containment import Cgroup, Containment
 from remit.processes.filing import JobFiles
 from remit.processes.jobs import (
     ExitStatus,
@@ -34,7 +34,7 @@ from remit.processes.jobs import (
     StopCause,
     boot_id,
 )
-from remit.processes.launch import Launched, StartFailure, describe_failure, environment, launch
+from remit.processes.launch import StartFailure, Waiting, describe_failure, environment, fork_waiting
 from remit.processes.output import STDERR_NAME, STDOUT_NAME
 from remit.processes.peel import Peel, Reach, StopOutcome, Track, TreeStop
 from remit.processes.table import ProcessIdentity
@@ -81,6 +81,8 @@ class Keeping:
         reattach_grace_s: seconds that a foreground job goes on without a lifeline.
         tell: called with `started`, `backgrounded` or `ended`, and a JSON object.
         failpoint: called with each word of `FAILPOINTS`.
+        cgroup: the group that holds the tree, or None.
+        waiting: the child that becomes the program, forked ahead and in the group; None forks one.
     """
 
     def __init__(
@@ -96,6 +98,8 @@ class Keeping:
         reattach_grace_s: float,
         tell: Callable[[str, dict[str, Any]], None],
         failpoint: Callable[[str], None],
+        cgroup: Cgroup | None = None,
+        waiting: Waiting | None = None,
     ) -> None:
         self.spec = spec
         self.result: JobResult | None = None
@@ -109,7 +113,8 @@ class Keeping:
         self._reattach_grace_s = reattach_grace_s
         self._tell = tell
         self._failpoint = failpoint
-        self._cgroup = make_cgroup(spec.job) if containment.cgroup else None
+        self._cgroup = cgroup
+        self._waiting = waiting
         self._reach: Reach | None = None
         self._guard: OutputGuard | None = None
         self._guard_at = 0.0
@@ -145,7 +150,7 @@ class Keeping:
         if self.result is not None:
             return
         try:
-            self._open_gate(self._fork())
+            self._launch()
         except OSError as error:
             stage = "files" if error.filename else "fork"
             text = describe_failure(self.spec, stage=stage, number=error.errno, text=error.strerror or str(error))
@@ -153,7 +158,7 @@ class Keeping:
             if self._reach is None:
                 self._finish(StopOutcome(), time.monotonic())
 
-    def _fork(self) -> Launched:
+    def _launch(self) -> None:
         folder = Path(self.spec.output_dir)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = (
@@ -161,29 +166,37 @@ class Keeping:
             CappedFile.open(folder / STDERR_NAME, cap=self.spec.output_cap),
         )
         self._guard = OutputGuard(files, punch=punch if self._containment.holes else keep)
+        waiting = self._take_waiting()
         stdin = self._open_input()
         try:
-            stdio = (stdin, files[0].descriptor, files[1].descriptor)
-            launched = launch(self.spec, env=self._env, stdio=stdio, cgroup=self._cgroup)
+            self._open_gate(waiting, (stdin, files[0].descriptor, files[1].descriptor))
         finally:
             os.close(stdin)
-        self.report = launched.report
-        root = identify(launched.pid)
+
+    def _take_waiting(self) -> Waiting:
+        """Return the child that was forked ahead, or a new one."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.is_there():
+            waiting.dismiss()
+            waiting = None
+        waiting = waiting or fork_waiting(self._cgroup)
+        self.report = waiting.report
+        root = identify(waiting.pid)
         # A child that was not waited for is there, dead or alive.
-        self._reach = self._make_reach(root or ProcessIdentity(launched.pid, 0))
+        self._reach = self._make_reach(root or ProcessIdentity(waiting.pid, 0))
         self.state = replace(self.state, root=root)
         self._failpoint("forked")
-        return launched
+        return waiting
 
-    def _open_gate(self, launched: Launched) -> None:
+    def _open_gate(self, waiting: Waiting, stdio: tuple[int, int, int]) -> None:
         # Nothing of the program has run yet, and nothing will if the record cannot be made.
         try:
             self._files.save(self.state)
         except OSError:
-            os.close(launched.gate)  # the child ends without having executed anything
+            waiting.gate.close()  # the child ends without having executed anything
             raise
         self._failpoint("recorded")
-        launched.open_gate()
+        waiting.order(self.spec, self._env, stdio)
         if self.spec.timeout_s is not None:
             self._timeout_at = time.monotonic() + self.spec.timeout_s
         self._failpoint("gate_opened")
@@ -345,6 +358,9 @@ class Keeping:
     # -- end --------------------------------------------------------------------------------
 
     def _finish(self, outcome: StopOutcome, now: float) -> None:
+        if self._waiting is not None:  # nothing was started
+            self._waiting.dismiss()
+            self._waiting = None
         self._failpoint("empty")
         if self.input is not None:
             self.input.close()

@@ -2,21 +2,25 @@
 
 **Invariants**
 
-1. Nothing of the program runs before the gate is opened; it never is when the
-   keeper dies first.
+1. Nothing of the program runs before the order comes through the gate whole; it
+   never does when the keeper dies first.
 2. The program has a session and a group of its own, default signals, three
    open descriptors, and dies with its keeper where the system has that.
 3. Whatever kept it from being executed is told through the pipe, once.
 
-The keeper has one thread, so that Python code may run between fork and exec.
+The child may be forked before it is known what it will become: then all that is
+left for a start is the order and the exec. The keeper has one thread, so that
+Python code may run between fork and exec.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import marshal
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +31,7 @@ from remit.processes.containment import Cgroup, die_with_parent
 from remit.processes.jobs import JobSpec
 from remit.processes.table import MARK_VARIABLE
 
-__all__ = ["RUN_VARIABLE", "Launched", "StartFailure", "environment", "launch"]
+__all__ = ["RUN_VARIABLE", "StartFailure", "Waiting", "describe_failure", "environment", "fork_waiting"]
 
 RUN_VARIABLE = "REMIT_RUN"
 """Environment variable that tells a program which run, or turn, it belongs to."""
@@ -36,22 +40,53 @@ _OOM_SCORE = b"300"
 """Out of memory, a tool goes before the agents that can report it; proc_pid_oom_score_adj(5)."""
 
 
+_ORDER_LIMIT_S = 5.0
+"""How long a child may take to read its order; somebody may have stopped it."""
+_READ_BYTES = 262_144
+
+
 @dataclass(frozen=True, slots=True)
-class Launched:
+class Waiting:
     """A forked child that waits at its gate."""
 
     pid: int
     """Its number; not waited for."""
-    gate: int
-    """Descriptor to open the gate with."""
+    gate: socket.socket
+    """Takes the order; its end without one is the end of the child."""
     report: int
     """Descriptor that ends when the program is executed, or gives a `StartFailure` before."""
 
-    def open_gate(self) -> None:
-        """Let it execute the program."""
-        with suppress(BrokenPipeError):  # it is gone already; its end tells
-            os.write(self.gate, b".")
-        os.close(self.gate)
+    def is_there(self) -> bool:
+        """Tell whether it still lives; one that was killed is waited for."""
+        try:
+            return os.waitpid(self.pid, os.WNOHANG)[0] == 0
+        except ChildProcessError:
+            return False
+
+    def order(self, spec: JobSpec, env: Mapping[str, str], stdio: tuple[int, int, int]) -> None:
+        """Let it execute the program.
+
+        Args:
+            spec: of the job.
+            env: the whole environment.
+            stdio: descriptors that become standard input, output and error.
+
+        Raises:
+            OSError: it does not read.
+        """
+        data = memoryview(marshal.dumps((spec.argv, dict(env), spec.cwd or "/", spec.umask)))
+        with self.gate, suppress(BrokenPipeError, ConnectionResetError):  # it is gone already; its end tells
+            self.gate.settimeout(_ORDER_LIMIT_S)
+            sent = socket.send_fds(self.gate, [data], stdio)
+            if sent < len(data):
+                self.gate.sendall(data[sent:])
+
+    def dismiss(self) -> None:
+        """Close the gate, and wait until the child has ended."""
+        self.gate.close()
+        os.close(self.report)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,56 +115,44 @@ def environment(spec: JobSpec, env: Mapping[str, str]) -> dict[str, str]:
     return {**env, RUN_VARIABLE: spec.run or spec.turn, MARK_VARIABLE: mark}
 
 
-def launch(spec: JobSpec, *, env: Mapping[str, str], stdio: tuple[int, int, int], cgroup: Cgroup | None) -> Launched:
-    """Fork the child that will become the program, and leave it waiting at its gate.
+def fork_waiting(cgroup: Cgroup | None) -> Waiting:
+    """Fork a child that will become a program, and leave it waiting at its gate.
 
     Args:
-        spec: of the job.
-        env: the whole environment.
-        stdio: descriptors that become standard input, output and error; above 2.
         cgroup: the group to enter, or None.
 
     Raises:
         OSError: no process or descriptor is left.
     """
     keeper = os.getpid()
-    gate, opener = os.pipe()
+    gate, opener = socket.socketpair()
     report, reporter = os.pipe()
     try:
         pid = os.fork()
     except OSError:
-        for descriptor in (gate, opener, report, reporter):
-            os.close(descriptor)
+        gate.close()
+        opener.close()
+        os.close(report)
+        os.close(reporter)
         raise
     if pid == 0:
-        os.close(opener)  # else it would keep its own gate from ending
-        _become(spec, env, stdio, cgroup, keeper, gate, reporter)
-    os.close(gate)
+        opener.close()  # else it would keep its own gate from ending
+        _become(cgroup, keeper, gate, reporter)
+    gate.close()
     os.close(reporter)
-    return Launched(pid, opener, report)
+    return Waiting(pid, opener, report)
 
 
-def _become(
-    spec: JobSpec,
-    env: Mapping[str, str],
-    stdio: tuple[int, int, int],
-    cgroup: Cgroup | None,
-    keeper: int,
-    gate: int,
-    reporter: int,
-) -> NoReturn:
+def _become(cgroup: Cgroup | None, keeper: int, gate: socket.socket, reporter: int) -> NoReturn:
     stage = "setup"
     try:
-        os.setsid()
-        die_with_parent(keeper)
-        if not os.read(gate, 1):
-            os._exit(1)
-        _prepare(stdio, cgroup)
-        os.umask(spec.umask)
+        _settle_in(cgroup, keeper)
+        argv, env, cwd, umask = _read_order(gate)
+        os.umask(umask)
         stage = "cwd"
-        os.chdir(spec.cwd or "/")
+        os.chdir(cwd)
         stage = "exec"
-        os.execvpe(spec.argv[0], spec.argv, env)
+        os.execvpe(argv[0], argv, env)
     except OSError as error:
         _report(reporter, stage, error.errno, error.strerror or str(error))
     except ValueError as error:  # NUL characters, `=` in a name, characters that no program can be given
@@ -138,7 +161,10 @@ def _become(
         os._exit(127)
 
 
-def _prepare(stdio: tuple[int, int, int], cgroup: Cgroup | None) -> None:
+def _settle_in(cgroup: Cgroup | None, keeper: int) -> None:
+    """Do all that does not depend on the program."""
+    os.setsid()
+    die_with_parent(keeper)
     with suppress(OSError):  # not allowed here; the tree is found by the other ways
         if cgroup is not None:
             cgroup.enter()
@@ -146,13 +172,28 @@ def _prepare(stdio: tuple[int, int, int], cgroup: Cgroup | None) -> None:
         descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         os.write(descriptor, _OOM_SCORE)
         os.close(descriptor)
-    for number, descriptor in enumerate(stdio):
-        os.dup2(descriptor, number)
     # Handlers end with exec by themselves; what is ignored or blocked does not.
     for signum in signal.valid_signals():
         if signal.getsignal(signum) == signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _read_order(gate: socket.socket) -> tuple[tuple[str, ...], dict[str, str], str, int]:
+    """Wait for the order and take its descriptors; end this process if it does not come whole."""
+    data, descriptors, _, _ = socket.recv_fds(gate, _READ_BYTES, 3)
+    parts = [data]
+    while part := gate.recv(_READ_BYTES) if data else b"":
+        parts.append(part)
+    try:
+        order = marshal.loads(b"".join(parts))
+    except (EOFError, ValueError, TypeError):  # the keeper died, or needs nobody
+        os._exit(1)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    argv, env, cwd, umask = order
+    return argv, env, cwd, umask
 
 
 def _report(reporter: int, stage: str, number: int | None, text: str) -> None:

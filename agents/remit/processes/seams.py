@@ -40,8 +40,8 @@ class Forks(Protocol):
         """
         ...
 
-    def prepare(self) -> None:
-        """Do ahead what the next start would have to wait for."""
+    def prepare(self) -> bool:
+        """Do ahead one thing that the next start would have to wait for; tell whether there is more of it."""
         ...
 
     def close(self) -> None:

@@ -46,6 +46,8 @@ TICK_S = 15.0
 IDLE_S = 600.0
 """How long a daemon without jobs, leases and clients stays, in seconds."""
 _LONGEST_SELECT_S = 60.0
+_QUIET_S = 0.002
+"""How long nothing must happen before something is done ahead."""
 
 
 class Server:
@@ -86,6 +88,7 @@ class Server:
         self._timers = Timers()
         self._peers: set[Channel] = set()
         self._used_at = clock.monotonic()
+        self._is_prepared = False
         self.supervisor = Supervisor(
             place, clock=clock, timers=self._timers, forks=forks, open_channel=self._open, log=log, lease_s=lease_s
         )
@@ -113,6 +116,7 @@ class Server:
     def step(self, timeout_s: float) -> None:
         """Do what is due and what has come, after waiting at most that long for it."""
         for key, mask in self._selector.select(0) or self._wait(timeout_s):
+            self._is_prepared = False
             # What an earlier event of the same round closed must not be called any more.
             if key.fileobj in self._selector.get_map():
                 key.data(mask)
@@ -121,9 +125,15 @@ class Server:
         self._timers.run(self._clock.monotonic())
 
     def _wait(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
-        self._forks.prepare()
         due = min(self._timers.next_at(), self.supervisor.leases.next_end())
-        return self._selector.select(max(0.0, min(timeout_s, due - self._clock.monotonic())))
+        pause = max(0.0, min(timeout_s, due - self._clock.monotonic()))
+        if self._is_prepared or self.supervisor.is_starting:
+            return self._selector.select(pause)
+        # Not at once: what is done ahead would hold up what is under way.
+        found = self._selector.select(min(pause, _QUIET_S))
+        if not found:
+            self._is_prepared = not self._forks.prepare()
+        return found
 
     def is_idle(self) -> bool:
         """Tell whether there has been nothing to do for long."""

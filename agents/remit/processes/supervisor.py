@@ -105,11 +105,17 @@ class Supervisor:
         self._log = log
         self._live: dict[str, _Live] = {}
         self._channels: set[Channel] = set()
+        self._starting: set[str] = set()
 
     @property
     def live_count(self) -> int:
         """Return how many jobs have not ended."""
         return len(self._live)
+
+    @property
+    def is_starting(self) -> bool:
+        """Tell whether a keeper is at the start of its program."""
+        return bool(self._starting)
 
     # --- start ---------------------------------------------------------------------------------
 
@@ -121,6 +127,7 @@ class Supervisor:
             self.leases.renew(start.spec.scope, now=now, ttl_s=self.lease_s)
         if claim.kind is ClaimKind.START:
             self._live[start.spec.job] = _Live(starters=deque([start]))
+            self._starting.add(start.spec.job)
             self._fork(start)
         elif claim.kind is ClaimKind.ATTACHED and claim.record is not None and not claim.record.pid:
             self._live[claim.record.job].starters.append(start)
@@ -159,6 +166,7 @@ class Supervisor:
     def _drop(self, job: str) -> _Live:
         """Forget what is held of a live job; its keeper may linger, and is not told anything any more."""
         live = self._live.pop(job)
+        self._starting.discard(job)
         if live.overdue is not None:
             live.overdue.cancel()
         return live
@@ -227,6 +235,7 @@ class Supervisor:
     def _started(self, job: str, state: JobState) -> None:
         live = self._live[job]
         live.keeper = state.keeper
+        self._starting.discard(job)
         known = self.records.get(job)
         if state.root is None or (known is not None and known.state is not RecordState.PENDING):
             return  # taken over: before its program was executed, or when that was known already

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-import psutil
-
 __all__ = [
     "MARK_VARIABLE",
     "Delivery",
@@ -115,7 +113,7 @@ class SystemTable:
 
     def entries(self) -> dict[int, ProcessEntry]:
         """Return all visible processes by number."""
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if _IS_LINUX else psutil.pids()
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if _IS_LINUX else _psutil_pids()
         found = (self.entry(pid) for pid in pids)
         return {entry.pid: entry for entry in found if entry is not None}
 
@@ -221,8 +219,13 @@ def _proc_environs(pid: int) -> list[bytes]:
     return [read_or_empty(f"/proc/{pid}/task/{thread}/environ") for thread in threads]
 
 
-def read_or_empty(path: str) -> bytes:
-    """Return what a file of `/proc` holds; nothing when it is gone or not ours to read."""
+def read_or_empty(path: str, *, is_list: bool = False) -> bytes:
+    """Return what a file of `/proc` holds; nothing when it is gone or not ours to read.
+
+    Args:
+        path: of the file.
+        is_list: the kernel gives it in parts of a page, so that a short part is not the last.
+    """
     # By descriptor: a file object costs twice as much, and a scan reads hundreds.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -232,7 +235,7 @@ def read_or_empty(path: str) -> bytes:
         parts: list[bytes] = []
         while part := os.read(descriptor, _READ_BYTES):
             parts.append(part)
-            if len(part) < _READ_BYTES:
+            if len(part) < _READ_BYTES and not is_list:
                 break
         return b"".join(parts)
     except OSError:  # gone meanwhile
@@ -249,7 +252,16 @@ def _names(environ: bytes, token: bytes) -> bool:
     )
 
 
+def _psutil_pids() -> list[int]:
+    # Imported where it is used: on Linux nothing here is, and every keeper is a fork of what is imported.
+    import psutil
+
+    return psutil.pids()
+
+
 def _psutil_entry(pid: int) -> ProcessEntry | None:
+    import psutil
+
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -265,6 +277,8 @@ def _psutil_entry(pid: int) -> ProcessEntry | None:
 
 
 def _psutil_environ(pid: int) -> list[bytes]:
+    import psutil
+
     try:
         environ = psutil.Process(pid).environ()
     except (psutil.Error, OSError):  # gone, not ours, or hidden by the system

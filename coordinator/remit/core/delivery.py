@@ -14,13 +14,15 @@ one wake-up of the loop, and tasks that do not stop share one timer.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import logging
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # whoever gives a loop has it; a daemon without one need not carry it
+    import asyncio
 
 __all__ = ["REDELIVERY_INTERVAL_S", "LoopDelivery", "Watcher"]
 

@@ -18,19 +18,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from remit.core.cause import Cause
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import InvalidArgument, TurnCancelled
 from remit.core.links import SIGNALS_LOCK, Links, WeakLinks
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["CancelSignal", "Registration", "bind_reference"]
 
@@ -223,6 +225,8 @@ class CancelSignal:
             Always a checkpoint. A cancelled wait leaves nothing behind, and the
             signal as it was.
         """
+        import asyncio  # not above: each keeper of a tool process is a fork of what its daemon imports
+
         if self._cause is not None:
             await asyncio.sleep(0)
             return self._cause
