@@ -160,6 +160,7 @@ async def test_reports_wait_for_a_coordinator_that_does_not_answer(tmp_path: Pat
     bench.listener.is_deaf = False
     assert await bench.reported(1) == [("run_1", "cancelled")]
     bench.host.close()
+    bench.host.close_tools()
     await asyncio.sleep(0)
 
 

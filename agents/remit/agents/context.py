@@ -252,7 +252,7 @@ class RunContext(Participant):
         if cause is not None and not cause.stops_foreground:
             return
         await settle_all(self._desk.of_node(self.run_id))
-        if self.attempt > 1:
+        if self.attempt > self._item.lineage:
             # What an earlier attempt had left running and this one did not ask for again.
             with suppress(RemitError):
                 await asyncio.to_thread(self._desk.stop_rest, self.run_id, cause, generation=self.attempt)

@@ -26,6 +26,7 @@ from remit.core.cause import Cause
 from remit.core.errors import RemitError
 from remit.processes import ProcessClient
 from remit.processes.leases import LEASE_S
+from remit.processes.place import Place
 
 __all__ = ["Stoppable", "ToolDesk", "scope_of"]
 
@@ -239,6 +240,9 @@ class ToolDesk:
         Raises:
             RemitError: nobody could be asked.
         """
+        if not self.was_used and not Place().jobs.is_dir():
+            # No program was ever started on this machine, so no daemon is started to ask for one.
+            return ()
         summary = self.client.stop_many(
             scope=self.scope, runs=[node_id], cause=cause, grace_s=grace_s, generation=generation
         )
