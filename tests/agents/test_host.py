@@ -61,6 +61,7 @@ class Bench:
         item = StartItem(
             run_id=run_id,
             attempt=attempt,
+            lineage=attempt,
             turn_id="turn_1",
             session_id="s",
             path=path,
