@@ -50,6 +50,7 @@ class SegmentFile:
         self._stem = stem
         self._max_bytes = max_bytes
         self._path: Path | None = None
+        self._stamp = 0
         self._size = 0
 
     def append(self, line: str) -> None:
@@ -71,7 +72,9 @@ class SegmentFile:
 
     def _next_segment(self, room: int) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._path = self._folder / f"{self._stem}-{time.time_ns() // 1_000_000:013d}-{os.getpid()}.jsonl"
+        # Two that begin in one millisecond are two all the same: the size of each is counted from nothing.
+        self._stamp = max(time.time_ns() // 1_000_000, self._stamp + 1)
+        self._path = self._folder / f"{self._stem}-{self._stamp:013d}-{os.getpid()}.jsonl"
         self._size = 0
         self._make_room(max(room, self._max_bytes // _SEGMENTS))
 
