@@ -207,6 +207,7 @@ def test_ctrl_c_in_a_terminal_stops_all_and_ends_with_a_receipt(shells: Shells) 
     with shells.terminal("run", "shell_agents:parent", "--name", "ctrl-c") as shell:
         turn = shells.turn_named("ctrl-c", runs=BELOW_PARENT)
         wait_until(lambda: f"{BELOW_PARENT - 1} runs" in shell.text, timeout_s=_PATIENCE_S, message="the live tree")
+        wait_until(lambda: len(shells.programs(turn)) == 2, timeout_s=_PATIENCE_S, message="its programs")
         shell.process.send_signal(signal.SIGINT)
         assert shell.wait() == 130, shell.text
         assert "Ctrl-C: stopping; once more kills what is left" in shell.text

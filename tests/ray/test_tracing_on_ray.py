@@ -157,9 +157,7 @@ def test_one_trace_over_several_hosts_with_every_hop_once(open_coordinator: Open
 def test_a_host_that_is_killed_right_after_a_runs_end_loses_no_span(
     open_coordinator: OpenCoordinator, tmp_path: Path
 ) -> None:
-    import ray as _ray
-
-    ray: Any = _ray
+    from remit.coordinator import ray_engine
 
     async def story() -> tuple[list[SpanRecord], str]:
         async with open_coordinator() as coordinator:
@@ -167,7 +165,8 @@ def test_a_host_that_is_killed_right_after_a_runs_end_loses_no_span(
                 run = await turn.delegate(uses_library)
                 await run.result()
                 view = await coordinator.run(run.id)
-                ray.kill(ray.get_actor(f"host-{view.host_id}", namespace="remit"))
+                name = ray_engine.host_name(str(tmp_path), view.host_id)
+                ray_engine.ray.kill(ray_engine.ray.get_actor(name, namespace=ray_engine.NAMESPACE))
             return await _spans(tmp_path, turn.id, "invoke_workflow t"), run.id
 
     spans, run_id = asyncio.run(story())
