@@ -108,7 +108,7 @@ def test_a_storm_of_deaths_leaves_nothing_open(seed: int, tmp_path: Path) -> Non
     _run(seed, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_long_storm_of_deaths_leaves_nothing_open(tmp_path: Path) -> None:
     for seed in range(100, 120):
