@@ -91,6 +91,7 @@ class _Grant:
             self.token.set_result(token)
         else:
             self.token.set_exception(error)
+            self.token.exception()  # seen: whoever waited may have been cancelled
 
 
 class ClaimHolder(Delegator):

@@ -92,7 +92,12 @@ class _Answer:
 
     def lost_contact(self, error: RemitError) -> None:
         """Take note that no word will come (poll thread)."""
-        self._delivery.post(lambda: None if self.record.done() else self.record.set_exception(error))
+        self._delivery.post(lambda: self._fail(error))
+
+    def _fail(self, error: RemitError) -> None:
+        if not self.record.done():
+            self.record.set_exception(error)
+            self.record.exception()  # seen: whoever waited may have been cancelled
 
 
 class Participant(ToolHolder):
