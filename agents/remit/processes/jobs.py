@@ -18,7 +18,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -239,10 +239,6 @@ class JobSpec(_Record):
             raise InvalidArgument(f"output_cap is {self.output_cap}; give at least 65536 bytes")
         if not os.path.isabs(self.output_dir) or (self.cwd is not None and not os.path.isabs(self.cwd)):
             raise InvalidArgument("output_dir and cwd must be absolute: the daemon has a directory of its own")
-
-    def as_background(self) -> JobSpec:
-        """Return the same job, belonging to the session."""
-        return replace(self, background=True)
 
     @classmethod
     def _decoded(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from remit.agents.tooldesk import scope_of
@@ -56,8 +57,8 @@ class Programs:
         """Tell whether any program was ever started on this machine."""
         return self._place.jobs.is_dir()
 
-    def _client(self) -> ProcessClient:
-        return ProcessClient(state_dir=self._place.state_dir)
+    def _client(self, *, start: bool = True) -> closing[ProcessClient]:
+        return closing(ProcessClient(state_dir=self._place.state_dir, start=start))
 
     def vouch(self) -> None:
         """Say that the coordinator is there, every some seconds at most."""
@@ -71,14 +72,12 @@ class Programs:
     def _renew(self) -> None:
         if not self._is_used():
             return
-        client = ProcessClient(state_dir=self._place.state_dir, start=False)
         try:
-            client.renew(self._scope, holder=self._holder, ttl_s=LEASE_S)
+            with self._client(start=False) as client:
+                client.renew(self._scope, holder=self._holder, ttl_s=LEASE_S)
         except RemitError as error:
             # No daemon: its keepers wait for the next one, which the next program starts.
             logger.debug("nobody to vouch to: %s", error)
-        finally:
-            client.close()
 
     def end(self, owner: str) -> bool:
         """End what a run, or a turn itself, has left in the foreground; blocks, bounded.
@@ -96,14 +95,12 @@ class Programs:
             at_unix_ms=int(time.time() * 1000),
             reason="nobody looks after it any more",
         )
-        client = self._client()
         try:
-            summary = client.stop_many(scope=self._scope, runs=[owner], cause=cause)
+            with self._client() as client:
+                summary = client.stop_many(scope=self._scope, runs=[owner], cause=cause)
         except RemitError as error:
             logger.warning("programs of %s could not be ended: %s", owner, error)
             return False
-        finally:
-            client.close()
         if not summary.is_proven_gone:
             logger.error("programs of %s could not be stopped: %s", owner, summary.survivors or summary.unconfirmed)
         return summary.is_proven_gone
@@ -112,26 +109,22 @@ class Programs:
         """Return which programs of these runs have ended with nothing left: run -> process ids; blocks."""
         if not self._is_used():
             return {}
-        client = self._client()
         found: dict[str, set[int]] = {}
         try:
-            for view in client.list(scope=self._scope, runs=runs):
-                if view.result is not None and view.result.is_proven_gone:
-                    found.setdefault(view.run, set()).add(view.pid)
+            with self._client() as client:
+                for view in client.list(scope=self._scope, runs=runs):
+                    if view.result is not None and view.result.is_proven_gone:
+                        found.setdefault(view.run, set()).add(view.pid)
         except RemitError as error:
             logger.warning("nobody says what became of programs: %s", error)
-        finally:
-            client.close()
         return {run: frozenset(pids) for run, pids in found.items()}
 
     def release(self) -> None:
         """End the lease in good order: what foreground programs there are stop; blocks, bounded."""
         if not self._is_used():
             return
-        client = ProcessClient(state_dir=self._place.state_dir, start=False)
         try:
-            client.release(self._scope)
+            with self._client(start=False) as client:
+                client.release(self._scope)
         except RemitError as error:
             logger.debug("no programs to release: %s", error)
-        finally:
-            client.close()
