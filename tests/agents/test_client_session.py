@@ -1,13 +1,15 @@
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from remit.agents import RunContext, RunOptions, agent
 from remit.agents.client import ClientSession
-from remit.core.errors import CoordinatorUnavailable, RemitError
-from remit.core.messages import PROTOCOL, ClientOpened, Notice, dumps
+from remit.core.errors import CoordinatorUnavailable, NotFound, RemitError
+from remit.core.messages import PROTOCOL, ClientOpened, Notice, dumps, loads
 from remit.testing.inprocess import open_inprocess
 
 
@@ -121,6 +123,46 @@ def test_what_the_coordinator_cannot_know_yet_is_not_lost_when_it_forgets_the_cl
     # Once it does know, it is asked what was missed; here nobody answers that.
     session.confirm("claim_1")
     assert len(waiting.lost) == 1
+
+
+class AnsweredLate(NobodyThere):
+    """A link to a coordinator that does not know a run yet, and says so late."""
+
+    def __init__(self) -> None:
+        self.before_the_last_answer: Callable[[], None] = lambda: None
+        self.asked: list[tuple[str, ...]] = []
+
+    def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
+        if method == "open_client":
+            return dumps(("ok", ClientOpened(1, 0.01, "/w", 1, PROTOCOL)))
+        self.asked.append(loads(blob)[1])
+        if len(self.asked) == 2:  # for all at once, then for this one alone
+            self.before_the_last_answer()
+        return dumps(("error", NotFound("there is no run_1")))
+
+
+def test_a_run_whose_request_is_answered_while_it_is_asked_about_is_not_lost() -> None:
+    link = AnsweredLate()
+    session = ClientSession(link)
+    run = Watching()
+    with ExitStack() as request:
+        request.enter_context(session.asking_for(["run_1"]))
+        session.track("run_1", run)
+        # The coordinator looked before the request came, and the request was answered first.
+        link.before_the_last_answer = request.close
+        session._open_again()
+    assert link.asked == [("run_1",)] * 2
+    assert run.lost == []
+    assert session.tracked() == [run]
+
+
+def test_a_run_that_was_taken_on_and_is_not_known_any_more_is_lost() -> None:
+    session = ClientSession(AnsweredLate())
+    run = Watching()
+    with session.asking_for(["run_1"]):
+        session.track("run_1", run)
+    session._open_again()
+    assert [str(error) for error in run.lost] == ["run_1 is not known any more"]
 
 
 class Restarting(NobodyThere):

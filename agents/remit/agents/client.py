@@ -294,7 +294,7 @@ class ClientSession:
 
     @contextmanager
     def asking_for(self, names: Collection[str]) -> Generator[None]:
-        """Hold on to what is tracked while the request for it has no answer.
+        """Hold on to what is tracked while the request for it has no answer; enter it before `track`.
 
         A coordinator that was begun again meanwhile may not know it: it will be asked again.
         """
@@ -408,12 +408,14 @@ class ClientSession:
                 self._unanswered.discard(name)
 
     def _watch_now(self, name: str) -> None:
+        with self._lock:
+            # Seen before we ask: by the time the answer is here, its own request may have been answered too.
+            was_asked_for = name in self._asked_for
         try:
             missed = self.request_blocking("subscribe", (self.client_id, (name,)))
         except NotFound:
-            with self._lock:
-                if name in self._asked_for:
-                    return
+            if was_asked_for:
+                return
             # The journal of the earlier life does not hold it: nothing will come of it.
             self._lose(name, CoordinatorUnavailable(f"{name} is not known any more"))
             return

@@ -229,11 +229,11 @@ class Delegator(ABC):
 
     async def send(self, request: DelegateRequest, runs: Sequence[Run]) -> None:
         """Send a packed delegation; see `delegate` for what it raises."""
-        for run in runs:
-            self.session.track(run.id, run)
         accepted = False
         try:
             with self.session.asking_for([run.id for run in runs]):
+                for run in runs:
+                    self.session.track(run.id, run)
                 await self._watched(self.session.request("delegate", request))
             accepted = True
         finally:

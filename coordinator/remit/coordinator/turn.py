@@ -187,9 +187,9 @@ class TurnHolder(Participant):
         Cancellation:
             A checkpoint. If it is cancelled midway the turn is taken back.
         """
-        self.session.track(self._node_id, self)
         try:
             with self.session.asking_for((self._node_id,)):
+                self.session.track(self._node_id, self)
                 await self.session.request("open_turn", self._request)
             await self._watched(self._until(lambda: self._started or self._ended is not None))
             self._signal.raise_if_set()
