@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from remit.agents.context import RunContext
 from remit.agents.environment import capture
 from remit.agents.host import AgentHost
 from remit.agents.lifeline import Lifeline
@@ -118,6 +119,27 @@ async def test_one_order_for_an_ancestor_reaches_all_below_and_no_sibling(tmp_pa
     bench.order("turn_2")
     await bench.reported(4)
     assert bench.host.statistics()["attempts"] == 0
+
+
+@in_loop
+async def test_all_bodies_of_a_cancel_hear_it_before_the_first_is_cleaned_up_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    heard: list[int] = []
+    end_tools = RunContext.end_tools
+
+    async def ending(context: RunContext) -> None:
+        heard.append(sum(note.endswith("over") for note in bench.stage.notes()))
+        await end_tools(context)
+
+    monkeypatch.setattr(RunContext, "end_tools", ending)
+    for number in range(20):
+        bench.start(f"run_{number}", label=f"{number}")
+    await bench.stage.until_noted(*(f"{number} began" for number in range(20)))
+    bench.order("turn_1")
+    await bench.reported(20)
+    assert heard == [20] * 20
 
 
 @pytest.mark.requirement("B33")

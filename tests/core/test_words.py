@@ -68,6 +68,14 @@ def test_one_cancelled_exception_unwinds_and_the_other_is_ordinary() -> None:
     assert not issubclass(errors.RunCancelled, errors.TurnCancelled)
 
 
+def test_a_cancelled_turn_says_who_and_why_wherever_it_is_shown() -> None:
+    error = errors.TurnCancelled(Cause(CauseKind.DEADLINE, origin="run_1"), node_id="run_2")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(error) == error.message == str(again) == "run_2 was cancelled: deadline"
+    assert repr(again) == "TurnCancelled('run_2 was cancelled: deadline')"
+    assert str(errors.TurnCancelled()) == "this turn was cancelled"
+
+
 def test_a_cause_survives_json_and_pickling() -> None:
     assert Cause.from_dict(CAUSE.to_dict()) == CAUSE
     assert pickle.loads(pickle.dumps(CAUSE)) == CAUSE

@@ -160,12 +160,12 @@ async def run_body(
         current_tasks.set(None)
         current_log.set(None)
         current_watch.set(None)
+    if raised is not None and was_set:
+        # All bodies of one cancel hear it before the first of them is cleaned up after and
+        # reported: that takes longer than waking the next body.
+        await asyncio.sleep(0)
     await tasks.end_all()
     await context.end_tools()
-    if raised is not None and was_set:
-        # All bodies of one cancel hear it before the first of them is reported: composing
-        # and sending reports takes longer than waking the next body.
-        await asyncio.sleep(0)
     if raised is not None:
         report = _report_raised(item, raised, signal, was_set=was_set)
     else:

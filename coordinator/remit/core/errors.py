@@ -421,10 +421,21 @@ class TurnCancelled(BaseException):
     code: ClassVar[str] = "turn_cancelled"
 
     def __init__(self, cause: Cause | None = None, *, node_id: str = "") -> None:
+        super().__init__()
         self.cause = cause
         self.node_id = node_id
-        self.message = f"{node_id or 'this turn'} was cancelled" + (f": {cause.describe()}" if cause else "")
-        super().__init__(self.message)
+
+    @property
+    def message(self) -> str:
+        """One line: who was cancelled, and why. Put together when it is read: thousands are raised at once."""
+        return f"{self.node_id or 'this turn'} was cancelled" + (f": {self.cause.describe()}" if self.cause else "")
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return self.message
+
+    def __repr__(self) -> str:
+        return f"TurnCancelled({self.message!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the class and its attributes."""
