@@ -65,6 +65,7 @@ async def test_the_first_failure_in_a_gather_stops_the_others_and_is_raised_when
             assert run.cause is not None
             assert run.cause.kind is CauseKind.PARENT_FAILED
             assert "boom did not succeed" in run.cause.reason
+        assert len({event.request_id for event in w.events("cancel_requested")}) == 1, "they are told together"
         assert turn.outcome is None
 
 

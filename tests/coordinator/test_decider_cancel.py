@@ -6,6 +6,7 @@ from remit.coordinator.state import NodeState, Pool
 from remit.coordinator.views import node_view, summarise_cancel
 from remit.core.cause import CauseKind
 from remit.core.errors import Refused, TurnCancelled
+from remit.core.messages import CancelRequest
 from remit.core.outcome import Outcome
 from tests.coordinator.decider_world import LIMIT_ONE, World
 
@@ -262,6 +263,31 @@ def test_one_order_goes_to_each_host_however_many_runs_it_has() -> None:
     world.delegate(turn, 50)
     world.cancel(turn)
     assert len(world.orders) == len(world.state.hosts) - 1 == 1
+
+
+def test_several_named_in_one_cancel_are_stopped_in_one_step_and_have_one_receipt() -> None:
+    world = World()
+    turn = world.open_turn(limits=LIMIT_ONE)
+    ended, running, queued, other = world.delegate(turn, 4)
+    world.end(ended)
+    answer = world.cancel(ended, also=(running, queued, "run_unheard_of"), request_id="req_all")
+    assert (answer.accepted, answer.live) == (True, 2)
+    assert world.outcome(queued) is Outcome.CANCELLED, "it does not get the slot that becomes free"
+    assert world.quiet == []
+    world.unwind(running)
+    assert world.quiet == ["req_all"]
+    assert world.cause(running).request_id == world.cause(queued).request_id == "req_all"
+    assert world.running() == [other]
+
+
+def test_a_run_may_stop_several_only_if_all_of_them_are_below_it() -> None:
+    world = World()
+    turn = world.open_turn()
+    mine, other = world.delegate(turn, 2)
+    below = world.run(mine)
+    request = CancelRequest("req_1", below, also=(other,), requester=mine)
+    assert isinstance(world.decider.cancel(request, world.now).error, Refused)
+    assert world.node(below).cause is None
 
 
 @pytest.mark.requirement("E14")

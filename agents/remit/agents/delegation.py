@@ -278,9 +278,19 @@ class Delegator(ABC):
     async def _cancel_siblings(self, runs: Sequence[Run], failed: Run) -> None:
         """Stop what waits beside a run that did not succeed, and see it stop."""
         others = [run for run in runs if not run.is_settled]
+        if not others:
+            return
         label = failed.name or failed.agent or failed.id
-        for run in others:
-            await run.cancel(f"{label} did not succeed", kind=CauseKind.PARENT_FAILED)
+        # One request: thousands one after the other would let the last go on for seconds.
+        await request_cancel(
+            self.session,
+            others[0].id,
+            also=[run.id for run in others[1:]],
+            reason=f"{label} did not succeed",
+            kind=CauseKind.PARENT_FAILED,
+            actor=self.requester,
+            requester=self.requester,
+        )
         await self.wait_runs(others, enough=_all_settled(others), timeout_s=None)
 
     async def as_completed(self, runs: Iterable[Run]) -> AsyncIterator[Run]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -379,6 +379,7 @@ async def request_cancel(
     session: ClientSession,
     target: str,
     *,
+    also: Sequence[str] = (),
     reason: str = "",
     kind: CauseKind = CauseKind.USER_INTERRUPT,
     kill: bool = False,
@@ -389,11 +390,12 @@ async def request_cancel(
     surface: str = "",
     requester: str = "",
 ) -> CancelReceipt:
-    """Ask the coordinator to stop something and return its receipt."""
+    """Ask the coordinator to stop something, and `also` something else, and return the one receipt."""
     span = start_cancel_span(target, reason)
     request = CancelRequest(
         request_id=session.ids.request(),
         target=target,
+        also=tuple(also),
         kind=kind,
         reason=reason,
         actor=actor,

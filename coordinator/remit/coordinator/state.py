@@ -293,7 +293,7 @@ class CancelState:
 
     request_id: str
     targets: list[str]
-    """Several where a whole session was meant."""
+    """Several where a whole session was meant, or the runs beside one that failed."""
     open: int
     """Targets that have not ended; quiet when there are none."""
     at: float

@@ -112,8 +112,8 @@ def _is_node_id(text: str) -> bool:
 def _targets(tx: Transaction, request: CancelRequest) -> list[Node]:
     """Return the nodes that a request means; a foreign user's are not found."""
     if _is_node_id(request.target):
-        node = tx.node(request.target)
-        found = [node] if node is not None else []
+        nodes = [tx.node(name) for name in (request.target, *request.also)]
+        found = [node for node in nodes if node is not None]
     else:
         session = tx.state.sessions.get(request.target)
         # The queue first: the end of the active turn must start nothing.

@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of these messages; both ends must have the same."""
 
 
@@ -238,6 +238,8 @@ class CancelRequest:
 
     request_id: str
     target: str
+    also: tuple[str, ...] = ()
+    """Further turns and runs to stop in the same step, where the target is one."""
     kind: CauseKind = CauseKind.USER_INTERRUPT
     reason: str = ""
     actor: str = ""
