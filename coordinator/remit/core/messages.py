@@ -238,8 +238,6 @@ class CancelRequest:
 
     request_id: str
     target: str
-    also: tuple[str, ...] = ()
-    """Further turns and runs to stop in the same step, where the target is one."""
     kind: CauseKind = CauseKind.USER_INTERRUPT
     reason: str = ""
     actor: str = ""
@@ -252,6 +250,8 @@ class CancelRequest:
     dry_run: bool = False
     trace: str = ""
     """Carrier of the span that asks; the empty text where there is none."""
+    also: tuple[str, ...] = ()
+    """Further turns and runs to stop in the same step, where the target is one."""
 
 
 class AskClaim(NamedTuple):

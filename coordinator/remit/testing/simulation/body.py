@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from remit.core.cause import CauseKind
@@ -206,8 +206,8 @@ class Body(Scripted):
             while self._open():
                 if fail_fast and not told and self._has_failed():
                     told = True
-                    for name in self._open():
-                        self.cancel(name, CauseKind.PARENT_FAILED)
+                    first, *others = self._open()
+                    self.cancel(first, CauseKind.PARENT_FAILED, also=others)
                 if (yield self.woken_up()) == "refused":
                     raise Failed
         finally:
@@ -217,7 +217,7 @@ class Body(Scripted):
     def _has_failed(self) -> bool:
         return any(outcome not in (None, Outcome.SUCCEEDED) for outcome in self._children.values())
 
-    def cancel(self, target: str, kind: CauseKind) -> None:
+    def cancel(self, target: str, kind: CauseKind, *, also: Iterable[str] = ()) -> None:
         """Ask for a cancel of something below, without waiting for the answer."""
         self._claimed += 1
         request = CancelRequest(
@@ -226,6 +226,7 @@ class Body(Scripted):
             kind,
             actor=self.node_id,
             requester=self.node_id if self.attempt else "",
+            also=tuple(also),
         )
         self._session.request("cancel", request, lambda answer: None)
 
