@@ -17,7 +17,7 @@ from typing import Any
 
 from remit.agents import RunContext, agent
 from remit.agents.sync_context import SyncRunContext
-from remit.core.errors import Refused, TurnCancelled
+from remit.core.errors import Refused, RemitError, TurnCancelled
 from remit.testing import await_until, wait_until
 
 
@@ -75,6 +75,32 @@ async def boom(ctx: RunContext, gate: str = "") -> None:
     if gate:
         await Stage(ctx.workspace).pass_gate(gate)
     raise ValueError("no")
+
+
+class Mute(Exception):
+    """Raises when it is asked what it says."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("broken")
+
+
+class Odd(RemitError):
+    """An error of ours by name, with a code that is none."""
+
+    code = 7  # type: ignore[assignment]
+
+
+@agent
+async def raise_strange(ctx: RunContext, how: str) -> None:
+    if how == "mute":
+        raise Mute
+    if how == "odd code":
+        raise Odd("odd")
+    if how == "no text for utf-8":
+        raise OSError("cannot read 'a\udcff'")
+    error = ValueError("noted")
+    error.__notes__ = 7  # type: ignore[assignment]
+    raise error
 
 
 @agent

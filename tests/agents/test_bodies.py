@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -104,6 +105,46 @@ async def test_a_result_that_cannot_travel_fails_its_run_in_one_sentence(tmp_pat
         with pytest.raises(RunFailed, match="limit is 10000; write a file") as raised:
             await (await turn.delegate(bodies.large, size=20_000)).result()
         assert raised.value.error_code == "result_too_large"
+
+
+@pytest.mark.parametrize("how", ["mute", "odd code", "no text for utf-8", "broken note"])
+@in_loop
+async def test_a_run_ends_whatever_its_exception_is_made_of(how: str, tmp_path: Path) -> None:
+    said = {
+        "mute": "<Mute, whose text raised RuntimeError>",
+        "odd code": "odd",
+        "no text for utf-8": "cannot read 'a\\udcff'",
+        "broken note": "noted",
+    }[how]
+    async with world(tmp_path) as w, w.coordinator.turn("t") as turn:
+        async with asyncio.timeout(10):
+            with pytest.raises(RunFailed) as raised:
+                await (await turn.delegate(bodies.raise_strange, how=how)).result()
+        assert str(raised.value).endswith(f": {said}")
+        assert raised.value.error_code == ""
+
+
+@in_loop
+async def test_a_turn_ends_whatever_its_exception_is_made_of(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        with pytest.raises(bodies.Mute):
+            async with w.coordinator.turn("t"):
+                raise bodies.Mute
+        assert [view.error for view in await w.coordinator.turns()] == ["<Mute, whose text raised RuntimeError>"]
+
+
+@in_loop
+async def test_an_end_that_cannot_be_told_as_it_was_is_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object, **__: object) -> object:
+        raise LookupError("a hole of ours")
+
+    async with world(tmp_path) as w, w.coordinator.turn("t") as turn:
+        monkeypatch.setattr("remit.agents.host.run_body", broken)
+        async with asyncio.timeout(10):
+            with pytest.raises(RunFailed, match="LookupError: a hole of ours"):
+                await (await turn.delegate(bodies.give)).result()
 
 
 @in_loop

@@ -10,7 +10,7 @@ import pytest
 from remit.agents import RunOptions
 from remit.agents.runs import Run
 from remit.core import CauseKind, Outcome, RunFailed, RunTimedOut, TurnCancelled
-from remit.core.events import RunEnded
+from remit.core.events import CancelRequested, RunEnded
 from remit.testing import await_until
 from tests.agents import bodies
 from tests.agents.world import in_loop, world
@@ -65,7 +65,9 @@ async def test_the_first_failure_in_a_gather_stops_the_others_and_is_raised_when
             assert run.cause is not None
             assert run.cause.kind is CauseKind.PARENT_FAILED
             assert "boom did not succeed" in run.cause.reason
-        assert len({event.request_id for event in w.events("cancel_requested")}) == 1, "they are told together"
+        cancels = [event for event in w.events() if isinstance(event, CancelRequested)]
+        assert len(cancels) == 3
+        assert len({cancel.request_id for cancel in cancels}) == 1, "they are told together"
         assert turn.outcome is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,24 @@ def test_ps_counts_runs_by_outcome(command: Any, talk: dict[str, str]) -> None:
     assert "[1 failed, 1 succeeded]" in result.stdout
     (turn,) = command.json("ps")["turns"]
     assert (turn["id"], turn["runs"], turn["outcome"]) == (talk["turn"], 2, "failed")
+
+
+def test_names_and_errors_of_others_break_no_line_and_command_no_terminal(command: Any) -> None:
+    odd = "a\n\x1b[2Jb\udcff"
+
+    async def failing() -> None:
+        async with command.system.coordinator() as coordinator:
+            with contextlib.suppress(OSError):
+                async with coordinator.turn(odd, session=odd):
+                    raise OSError(odd)
+
+    asyncio.run(failing())
+    for words in (["ps"], ["tree"], ["sessions"]):
+        shown = command(*words).stdout
+        assert "a\\n\\x1b[2Jb\\udcff" in shown
+        assert len(shown.splitlines()) == 1
+        assert "\x1b" not in shown
+    assert command.json("ps")["turns"][0]["name"] == odd
 
 
 def test_ps_leaves_old_turns_out_unless_asked(command: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from remit.coordinator import RunOptions
 from remit.core import Outcome, TurnCancelled
 from remit.telemetry import TelemetrySettings
 from remit.telemetry.collectors import CollectorSink, load_exporters
@@ -42,8 +44,6 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 def settings() -> TelemetrySettings:
-    import os
-
     return TelemetrySettings.from_env(os.environ)
 
 
@@ -111,6 +111,25 @@ def test_a_receiver_gets_spans_metrics_and_records(receiver: Receiver, tmp_path:
     requested = [log for log in receiver.logs() if log.event_name == "remit.cancel.requested"]
     assert [log.trace_id for log in requested] == [spans["cancel.request"].trace_id]
     assert [log.span_id for log in requested] == [spans["cancel.request"].span_id]
+
+
+def test_a_text_that_utf_8_cannot_hold_costs_no_span(receiver: Receiver, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")  # a file's name, as Python reads it where it is no UTF-8
+    with open_inprocess(tmp_path, poll_s=0.1, telemetry=settings()) as system:
+
+        async def story() -> None:
+            async with system.coordinator() as coordinator:
+                async with coordinator.turn(odd, session=odd) as turn:
+                    await (await turn.delegate(add, a=1, b=2, options=RunOptions(name=odd))).result()
+                with pytest.raises(OSError, match="cannot read"):
+                    async with coordinator.turn("failing"):
+                        raise OSError(f"cannot read {odd}")
+
+        asyncio.run(story())
+        assert system.recorder is not None
+        system.recorder.close()
+    names = {span.name for span in receiver.spans()}
+    assert names == {"invoke_workflow caf\\udce9", "invoke_agent add", "invoke_workflow failing"}
 
 
 @pytest.mark.requirement("G8")

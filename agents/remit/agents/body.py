@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-import traceback
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
@@ -30,6 +29,7 @@ from remit.core.errors import CommandTimedOut, RemitError, TurnCancelled
 from remit.core.messages import ReportEnded, StartItem
 from remit.core.scope import TaskScope
 from remit.core.signal import CancelSignal
+from remit.core.texts import clean_text, error_text, error_trace
 from remit.telemetry.watching import BodyWatch, current_watch
 
 __all__ = [
@@ -265,8 +265,7 @@ def _failure(item: StartItem, error: BaseException, signal: CancelSignal, *, was
     word = _ends_attempt(signal) if was_set else ""
     if not was_set and isinstance(error, CommandTimedOut):
         word = "timed_out"
-    text = "".join(traceback.format_exception(error))
-    message = str(error)
+    message = error_text(error)
     if isinstance(error, asyncio.CancelledError) and not message:
         message = "the body raised CancelledError although nobody had cancelled this run"
     return ReportEnded(
@@ -274,11 +273,17 @@ def _failure(item: StartItem, error: BaseException, signal: CancelSignal, *, was
         item.attempt,
         word or "raised",
         before_cancel=not was_set,
-        error_type=type(error).__name__,
-        error=message[:4096],
-        error_code=getattr(error, "code", "") if isinstance(error, RemitError) else "",
-        traceback=text[-_MAX_TRACEBACK:],
+        error_type=clean_text(type(error).__name__),
+        error=message,
+        error_code=_code(error),
+        traceback=error_trace(error, _MAX_TRACEBACK),
     )
+
+
+def _code(error: BaseException) -> str:
+    """Return the stable code of an error of ours; a user's subclass may have put anything there."""
+    code: Any = type(error).code if isinstance(error, RemitError) else ""
+    return code if isinstance(code, str) else ""
 
 
 def failed_before_start(item: StartItem, error: BaseException) -> ReportEnded:
@@ -287,10 +292,10 @@ def failed_before_start(item: StartItem, error: BaseException) -> ReportEnded:
         item.run_id,
         item.attempt,
         "raised",
-        error_type=type(error).__name__,
-        error=str(error)[:4096],
-        error_code=getattr(error, "code", "") if isinstance(error, RemitError) else "",
-        traceback="".join(traceback.format_exception(error))[-_MAX_TRACEBACK:],
+        error_type=clean_text(type(error).__name__),
+        error=error_text(error),
+        error_code=_code(error),
+        traceback=error_trace(error, _MAX_TRACEBACK),
     )
 
 

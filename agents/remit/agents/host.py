@@ -253,6 +253,9 @@ class AgentHost:
                 report = await run_body(
                     agent, item, context, signal=signal, max_result_bytes=self._max_result_bytes, watch=watch
                 )
+        except Exception as error:  # a hole of ours, but an end that nobody hears of would be waited for without end
+            logger.exception("the end of %s could not be told as it was", item.run_id)
+            report = ended_before_start(item, signal) if signal.is_set else failed_before_start(item, error)
         finally:
             del self._tasks[item.run_id]
             del self._contexts[item.run_id]

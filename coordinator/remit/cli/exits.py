@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Generator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 
 from remit.core.errors import RemitError, TurnCancelled, UsageError
 from remit.core.outcome import Outcome
+from remit.core.texts import error_text, one_line
 
 __all__ = ["CANCELLED", "FAILED", "TIMED_OUT", "USAGE", "of_error", "of_outcome", "reported"]
 
@@ -45,6 +47,13 @@ def of_error(error: BaseException) -> int:
     return FAILED
 
 
+def _show_any_text() -> None:
+    """Let both streams take what their encoding has no bytes for, as its escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 @contextmanager
 def reported() -> Generator[None]:
     """Say what went wrong in one sentence on stderr, and exit with the status for it.
@@ -54,6 +63,7 @@ def reported() -> Generator[None]:
     Raises:
         SystemExit: something of ours came out of the block.
     """
+    _show_any_text()
     try:
         yield
     except (RemitError, TurnCancelled) as error:
@@ -61,7 +71,7 @@ def reported() -> Generator[None]:
             raise
         problems: tuple[str, ...] = getattr(error, "problems", ())
         for line in problems or (f"{error} ({error.code})",):
-            sys.stderr.write(f"remit: {line}\n")
+            sys.stderr.write(f"remit: {one_line(line)}\n")
         raise SystemExit(of_error(error)) from None
     except BrokenPipeError:
         # Whoever read our output has seen enough. Python would complain once more at its exit.
@@ -72,5 +82,6 @@ def reported() -> Generator[None]:
     except Exception as error:  # the outermost edge: people get a sentence, whatever broke
         if os.environ.get("REMIT_DEBUG"):
             raise
-        sys.stderr.write(f"remit: {type(error).__name__}: {error} (REMIT_DEBUG=1 shows where)\n")
+        what = one_line(f"{type(error).__name__}: {error_text(error)}")
+        sys.stderr.write(f"remit: {what} (REMIT_DEBUG=1 shows where)\n")
         raise SystemExit(FAILED) from None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from remit.coordinator.views import NodeView, TreeView
 from remit.core.outcome import Outcome
+from remit.core.texts import one_line
 
 __all__ = ["Line", "duration", "node_line", "summary", "tree_lines", "word_counts"]
 
@@ -47,6 +48,10 @@ class Line:
 
     text: str
     style: str = ""
+
+    def __post_init__(self) -> None:
+        # Names, reasons and errors are anybody's: none may break the line, or command the terminal.
+        object.__setattr__(self, "text", one_line(self.text))
 
 
 def duration(seconds: float) -> str:

@@ -13,6 +13,7 @@ from remit.cli.records import Records, opened
 from remit.coordinator.state import Node
 from remit.coordinator.views import NodeView, node_view, tree_view
 from remit.core.outcome import Outcome
+from remit.core.texts import one_line
 from remit.locks import ClaimState, ClaimView
 
 __all__ = ["show_locks", "show_result", "show_tree", "show_turns"]
@@ -156,7 +157,7 @@ def _print_ending(view: NodeView, partial: object) -> None:
         lines.append(f"error: {view.error_type}: {view.error}" if view.error_type else f"error: {view.error}")
     if view.unconfirmed:
         lines.append("it is not confirmed that its body is gone")
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    sys.stderr.write("".join(f"{one_line(line)}\n" for line in lines))
     if partial is not None:
         sys.stderr.write("partial result, incomplete:\n")
         _print_value(partial)

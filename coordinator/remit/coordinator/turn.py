@@ -38,6 +38,7 @@ from remit.core.messages import (
 from remit.core.outcome import Outcome
 from remit.core.scope import TaskScope
 from remit.core.signal import CancelSignal
+from remit.core.texts import clean_text, error_text
 from remit.telemetry.carrier import current_carrier
 from remit.telemetry.spans import start_turn_span
 from remit.telemetry.watching import BodyWatch
@@ -227,8 +228,8 @@ class TurnHolder(Participant):
         request = FinishTurn(
             self._node_id,
             report,
-            error_type=type(error).__name__ if error is not None else "",
-            error=str(error)[:4096] if error is not None else "",
+            error_type=clean_text(type(error).__name__) if error is not None else "",
+            error=error_text(error) if error is not None else "",
             tokens=self._tokens,
             cost=self._cost,
             timing=self._timing(),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from remit.core.texts import clean_text
 from remit.telemetry.names import METRICS, SCOPE, MetricKind, SpanKind
 from remit.telemetry.record import Batch, LogRecord, Measurement, SpanRecord
 from remit.telemetry.settings import TelemetrySettings
@@ -209,7 +210,7 @@ class _SpanMaker:
         if span.error:
             attributes["error.type"] = span.error
         return self._span(
-            span.name,
+            clean_text(span.name),
             context=self._context(span.trace_id, span.span_id),
             parent=self._context(span.trace_id, span.parent_id) if span.parent_id else None,
             resource=self._resource,
@@ -228,7 +229,12 @@ class _SpanMaker:
 
 
 def _kept(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in attributes.items() if value != "" and value != ()}
+    """Return attributes as an exporter takes them: one text that UTF-8 cannot hold would cost its whole batch."""
+    return {
+        key: clean_text(value) if isinstance(value, str) else value
+        for key, value in attributes.items()
+        if value != "" and value != ()
+    }
 
 
 def _nanoseconds(seconds: float) -> int:
