@@ -12,7 +12,7 @@ from remit.coordinator.decider import Decider
 from remit.coordinator.engine import ClusterNode
 from remit.coordinator.service import CoordinatorService, ServiceOptions
 from remit.coordinator.transaction import Settings
-from remit.core.errors import JournalError
+from remit.core.errors import InternalError, InvalidArgument, JournalError
 from remit.core.messages import (
     CancelRequest,
     DelegateRequest,
@@ -76,7 +76,10 @@ class _Engine:
 
     def release_programs(self) -> None: ...
 
-    def abort(self) -> None: ...
+    aborted = 0
+
+    def abort(self) -> None:
+        self.aborted += 1
 
     async def kill(self, host_id: str) -> None: ...
 
@@ -94,10 +97,11 @@ class _Bench:
         self.journal = MemoryJournal(hold=True)
         self.clock = ManualClock()
         self.decider = Decider(settings=Settings(**settings))
+        self.engine = _Engine()
         self.service = CoordinatorService(
             ServiceOptions("."),
             journal=self.journal,
-            engine=_Engine(),
+            engine=self.engine,
             clock=self.clock,
             scheduler=self.clock,
             decider=self.decider,
@@ -186,6 +190,122 @@ async def test_an_end_that_the_disk_refuses_was_never_told() -> None:
         await asked
     with pytest.raises(JournalError):
         await finished
+
+
+def _hole(*_: object) -> None:
+    raise LookupError("a hole of ours")
+
+
+@in_loop
+async def test_a_decision_left_in_the_middle_ends_this_life_and_is_in_no_journal() -> None:
+    bench = _Bench()
+    turn = await bench.turn()
+    records = bench.journal.reader().last_seq()
+    with pytest.MonkeyPatch.context() as patch:
+        # The turn is in the state, and nobody has heard of it but this process.
+        patch.setattr("remit.coordinator.admission.start_turns", _hole)
+        with pytest.raises(InternalError, match="a hole of ours"):
+            await bench.ask("open_turn", OpenTurn("turn_2", "client_1", "other"))
+    assert bench.decider.is_torn
+    for method, message in (("finish_turn", FinishTurn(turn)), ("cancel", CancelRequest("req_1", turn))):
+        with pytest.raises((JournalError, InternalError)):
+            await bench.ask(method, message)
+    bench.journal.release()
+    assert bench.journal.reader().last_seq() == records
+    assert bench.engine.aborted == 0, "whoever asked is answered first"
+    async with asyncio.timeout(5):
+        while not bench.engine.aborted:
+            await asyncio.sleep(0.01)
+    assert bench.engine.aborted == 1
+
+
+@in_loop
+async def test_a_hole_that_is_met_before_anything_has_changed_costs_its_request_alone() -> None:
+    bench = _Bench()
+    turn = await bench.turn()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remit.coordinator.admission.check_session_budget", _hole)
+        with pytest.raises(InternalError, match="a hole of ours"):
+            await bench.ask("open_turn", OpenTurn("turn_2", "client_1", "other"))
+    assert not bench.decider.is_torn
+    await bench.do("finish_turn", FinishTurn(turn))
+    assert bench.decider.state.nodes[turn].is_ended
+
+
+@in_loop
+async def test_a_decision_of_a_timer_left_in_the_middle_ends_this_life_too() -> None:
+    bench = _Bench()
+    await bench.turn()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remit.coordinator.stopping._order_hosts", _hole)
+        bench.service.host_gone("host_unheard_of", "nothing happens")
+        assert not bench.decider.is_torn
+        bench.service._lose_client("client_1", "gone")
+    assert bench.decider.is_torn
+    with pytest.raises(JournalError):
+        await bench.ask("open_turn", OpenTurn("turn_2", "client_1", "other"))
+
+
+@in_loop
+async def test_what_the_journal_does_not_take_ends_this_life() -> None:
+    bench = _Bench()
+    await bench.turn()
+    request = OpenTurn("turn_2", "client_1", "other", approvals=({"action": object()},))
+    with pytest.raises(InvalidArgument, match="not JSON"):
+        await bench.ask("open_turn", request)
+    with pytest.raises(JournalError):
+        await bench.ask("cancel", CancelRequest("req_1", "turn_2"))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("open_turn", OpenTurn("turn_2", "client_1", "other", deadline_s=float("inf"))),
+        ("open_turn", OpenTurn("turn_2", "client_1", "other", deadline_s=-1.0)),
+        ("open_turn", OpenTurn("turn_2", "client_1", "other", grace_s=-1.0)),
+        ("open_turn", OpenTurn("turn_2", "client_1", "other", limits=5)),  # type: ignore[arg-type]
+        ("cancel", CancelRequest("req_1", "turn_1", grace_s=float("nan"))),
+        ("cancel", CancelRequest("req_1", "turn_1", grace_s=-1.0)),
+        *(
+            (
+                "delegate",
+                DelegateRequest(
+                    "turn_1",
+                    0,
+                    "client_1",
+                    "env",
+                    b"",
+                    {"a": b""},
+                    (RunRequest("run_1", "a", "agent"), RunRequest("run_2", "a", "agent", **options)),  # type: ignore[arg-type]
+                ),
+            )
+            for options in (
+                {"deadline_s": float("inf")},
+                {"deadline_s": 0},
+                {"attempt_timeout_s": -1},
+                {"retries": -1},
+                {"retry_delay_s": 1e12},
+                {"grace_s": "x"},
+                {"limits": 5},
+            )
+        ),
+    ],
+)
+def test_a_client_that_sends_what_can_never_be_is_refused_with_nothing_half_done(method: str, message: object) -> None:
+    async def main() -> None:
+        bench = _Bench()
+        turn = await bench.turn()
+        asked = bench.ask(method, message)
+        await bench.settle()
+        bench.journal.release()
+        with pytest.raises(InvalidArgument):
+            await asked
+        assert list(bench.decider.state.nodes) == [turn]
+        assert not bench.decider.is_torn
+        await bench.do("finish_turn", FinishTurn(turn))
+        assert bench.decider.state.nodes[turn].is_ended
+
+    asyncio.run(main())
 
 
 @in_loop

@@ -13,6 +13,7 @@ from remit.agents.definition import Isolation
 from remit.agents.wishes import checked_claims
 from remit.core.errors import CommandFailed, CommandTimedOut, InvalidArgument, TurnCancelled
 from remit.core.limits import Limits
+from remit.core.wellformed import check_number
 from remit.locks import Claim
 from remit.processes import CommandResult, CommandTemplate
 
@@ -75,10 +76,8 @@ class CommandAgent:
         self.template = CommandTemplate(argv, shell=shell)
         if isolation not in ("shared", "actor"):
             raise InvalidArgument(f"isolation must be 'shared' or 'actor', not {isolation!r}")
-        if timeout_s is not None and not timeout_s > 0:
-            raise InvalidArgument(f"timeout_s must be more than 0 seconds, not {timeout_s!r}")
-        if not grace_s >= 0:
-            raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
+        check_number("timeout_s", timeout_s, above_zero=True)
+        check_number("grace_s", grace_s)
         self.name = name or _program_name(self.template)
         self.cwd = None if cwd is None else str(cwd)
         self.env = dict(env or {})

@@ -11,7 +11,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 from remit.agents.client import ClientSession
 from remit.agents.definition import as_agent
@@ -28,6 +28,7 @@ from remit.core.messages import DelegateRequest, RunRequest, dumps
 from remit.core.outcome import Outcome
 from remit.core.scope import current_scope, shielded
 from remit.core.signal import CancelSignal
+from remit.core.wellformed import check_message, check_number, shown
 from remit.telemetry.carrier import current_carrier, read_carrier
 from remit.telemetry.names import ObservedAt
 from remit.telemetry.watching import BodyWatch, waiting_at
@@ -160,11 +161,11 @@ class Delegator(ABC):
         Raises:
             As `delegate`; then none of them was started.
         """
-        argument_list = [dict(item) for item in arguments]
+        argument_list = [_mapping(item) for item in _each(arguments, "arguments must be mappings, one for each run")]
         if options is None or isinstance(options, RunOptions):
             option_list = [options or RunOptions()] * len(argument_list)
         else:
-            option_list = list(options)
+            option_list = list(_each(options, "options must be RunOptions, one for all runs or one for each"))
         return await self._delegate(agent, argument_list, option_list)
 
     async def _delegate(self, agent: Any, arguments: list[dict[str, Any]], options: list[RunOptions]) -> list[Run]:
@@ -186,6 +187,8 @@ class Delegator(ABC):
         """
         if not len(agents) == len(arguments) == len(options):
             raise InvalidArgument(f"{len(arguments)} sets of arguments and {len(options)} sets of options")
+        for option in options:
+            _check_options(option)
         bundles: dict[int, AgentBundle] = {}
         runs: list[Run] = []
         for candidate, option in zip(agents, options, strict=True):
@@ -324,6 +327,9 @@ class Delegator(ABC):
             TurnCancelled: one's own signal is set, even if enough has ended.
         """
         self._signal.raise_if_set()
+        runs = tuple(runs)
+        _check_runs(runs)
+        check_number("timeout_s", timeout_s, negative=True)
         open_runs = [run for run in runs if not run.is_settled]
         if enough():
             await self._watched(asyncio.sleep(0))
@@ -428,7 +434,9 @@ class Delegator(ABC):
 
         Raises:
             TurnCancelled: this turn or run was cancelled.
+            InvalidArgument: no finite number.
         """
+        check_number("seconds", seconds, negative=True)
         self._signal.raise_if_set()
         await self._watched(asyncio.sleep(seconds))
 
@@ -515,10 +523,9 @@ def _run_request(
     names: Mapping[str, str],
     workspace: str,
 ) -> RunRequest:
-    _check_options(options)
     packed.check_arguments(arguments)
     wishes = _wishes(packed, options, arguments, workspace)
-    return RunRequest(
+    request = RunRequest(
         run_id=run.id,
         agent_key=packed.key,
         agent_name=packed.name,
@@ -527,7 +534,7 @@ def _run_request(
         preview=short_preview(dict(arguments), _PREVIEW_BYTES) if arguments else "",
         pool=packed.isolation,
         resources_key=packed.resources_key,
-        after=tuple(_dependency(item, names) for item in options.after),
+        after=tuple(_dependency(item, names) for item in _each(options.after, "after must hold runs, ids or names")),
         deadline_s=options.deadline_s,
         retries=options.retries,
         retry_delay_s=options.retry_delay_s,
@@ -539,6 +546,27 @@ def _run_request(
         wishes=wishes.spelled,
         approvals=policy_rules(options.approvals) if options.approvals else (),
     )
+    check_message(request)
+    return request
+
+
+def _each(items: Any, wanted: str) -> Iterable[Any]:
+    """Return what can be gone through; a text is one thing and not its letters."""
+    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+        raise InvalidArgument(f"{wanted}, not {shown(items)}")
+    return items
+
+
+def _mapping(arguments: Any) -> dict[str, Any]:
+    if not isinstance(arguments, Mapping):
+        raise InvalidArgument(f"arguments must be mappings from names to values, not {shown(arguments)}")
+    return dict(cast("Mapping[str, Any]", arguments))
+
+
+def _check_runs(runs: Iterable[Any]) -> None:
+    for run in runs:
+        if not isinstance(run, Run):
+            raise InvalidArgument(f"runs must be what `delegate` returned, not {shown(run)}")
 
 
 def _wishes(packed: AgentBundle, options: RunOptions, arguments: Mapping[str, Any], workspace: str) -> RunWishes:
@@ -555,20 +583,19 @@ def _dependency(item: object, names: Mapping[str, str]) -> str:
     raise InvalidArgument(f"after must hold runs, ids or names, not {item!r}")
 
 
-def _check_options(options: RunOptions) -> None:
+def _check_options(options: Any) -> None:
     """Refuse numbers that can never work.
 
     Raises:
         InvalidArgument: the message names the option.
     """
+    if not isinstance(options, RunOptions):
+        raise InvalidArgument(f"options must be RunOptions, not {shown(options)}")
     for name in ("deadline_s", "attempt_timeout_s"):
-        value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise InvalidArgument(f"{name} must be more than 0 seconds, not {value!r}")
-    for name in ("retries", "retry_delay_s", "grace_s"):
-        value = getattr(options, name)
-        if value is not None and not value >= 0:
-            raise InvalidArgument(f"{name} must not be negative, not {value!r}")
+        check_number(name, getattr(options, name), above_zero=True)
+    check_number("retries", options.retries, whole=True)
+    for name in ("retry_delay_s", "grace_s"):
+        check_number(name, getattr(options, name))
 
 
 def _has_failed(run: Run) -> bool:

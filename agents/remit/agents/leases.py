@@ -21,12 +21,13 @@ from typing import IO, Any
 
 from remit.agents.client import ClientSession
 from remit.agents.delegation import Delegator
-from remit.agents.wishes import workspace_of
+from remit.agents.wishes import checked_claims, workspace_of
 from remit.agents.writing import AtomicFile
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import InvalidArgument, RemitError
 from remit.core.messages import AskClaim, ClaimAnswer, ClaimCheck, ClaimNotice, GiveUpClaim, Notice
 from remit.core.scope import shielded
+from remit.core.wellformed import check_number
 from remit.locks import Area, AreaKind, Claim, InvalidClaim, PathNotClaimed, write
 from remit.telemetry.names import ObservedAt
 from remit.telemetry.watching import waiting_at
@@ -138,9 +139,9 @@ class ClaimHolder(Delegator):
         Raises:
             As `claim`.
         """
-        if timeout_s is not None and not timeout_s >= 0:
-            raise InvalidArgument(f"timeout_s must not be negative, not {timeout_s!r}")
+        check_number("timeout_s", timeout_s)
         self._signal.raise_if_set()
+        claims = checked_claims(claims)
         workspace = workspace_of(self.workspace_root())
         for _ in range(_MOVED_TRIES):
             areas = workspace.areas(claims)

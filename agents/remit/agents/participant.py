@@ -29,6 +29,7 @@ from remit.core.limits import is_amount
 from remit.core.messages import ApprovalNotice, AskApproval, NoteEffect, Notice, WithdrawApproval
 from remit.core.records import ApprovalRecord, TurnRecord
 from remit.core.scope import shielded
+from remit.core.wellformed import check_number
 from remit.journal.redact import mask_text
 from remit.telemetry.names import ObservedAt
 from remit.telemetry.watching import waiting_at
@@ -319,8 +320,7 @@ def _shown(details: Any) -> str:
 def _check_question(action: object, timeout_s: float | None) -> None:
     if not isinstance(action, str) or not action:
         raise InvalidArgument(f"action must be a text that says what is to be done, not {action!r}")
-    if timeout_s is not None and not is_amount(timeout_s, above_zero=True):
-        raise InvalidArgument(f"timeout_s must be more than 0 seconds, not {timeout_s!r}")
+    check_number("timeout_s", timeout_s, above_zero=True)
 
 
 async def _result_of(future: asyncio.Future[ApprovalRecord]) -> ApprovalRecord:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from remit.agents.leases import ClaimHolder
 from remit.agents.tooldesk import ToolDesk
@@ -16,6 +16,7 @@ from remit.agents.tools import ToolProcess
 from remit.core.errors import InvalidArgument, NotFound
 from remit.core.ids import IdFactory
 from remit.core.signal import CancelSignal
+from remit.core.wellformed import check_number, shown
 from remit.processes import CommandResult, JobResult, JobSpec, JobView, StopAnswer, fingerprint
 from remit.telemetry.names import ObservedAt
 from remit.telemetry.watching import waiting_at
@@ -152,9 +153,11 @@ class ToolHolder(ClaimHolder):
         `handle.write`. When the body ends, what it has not detached is stopped.
         """
         self._signal.raise_if_set()
-        self._tool_count += 1
+        check_number("timeout_s", timeout_s)
+        check_number("grace_s", grace_s)
         given = _input(stdin)
-        environment = {**os.environ, **(env or {})}
+        environment = {**os.environ, **_checked_env(env)}
+        self._tool_count += 1
         session, run, path = self.tool_owner()
         desk = self.tool_desk()
         spec = JobSpec(
@@ -238,14 +241,28 @@ class ToolHolder(ClaimHolder):
         )
 
 
-def _checked_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(argv, str) or not argv:
+def _checked_argv(argv: Any) -> tuple[str, ...]:
+    if isinstance(argv, (str, bytes)) or not isinstance(argv, Iterable) or not argv:
         raise InvalidArgument("argv must be a list of program and arguments, and not empty")
     return tuple(str(item) for item in argv)
 
 
-def _directory(cwd: str | Path | None) -> str:
-    return os.getcwd() if cwd is None else str(Path(cwd).absolute())
+def _checked_env(env: Any) -> Mapping[str, str]:
+    """Return environment variables to add; a number would fail deep inside, where nobody knows its name."""
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise InvalidArgument(f"env must be a mapping of names to texts, not {shown(env)}")
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidArgument(f"env must hold texts; {shown(name)} is {shown(value)}")
+    return env
+
+
+def _directory(cwd: object) -> str:
+    if cwd is not None and not isinstance(cwd, str | os.PathLike):
+        raise InvalidArgument(f"cwd must be a path, not {shown(cwd)}")
+    return os.getcwd() if cwd is None else str(Path(cast("str", cwd)).absolute())
 
 
 def _umask() -> int:
@@ -260,7 +277,11 @@ def _umask() -> int:
     return mask
 
 
-def _input(stdin: bytes | str | None) -> bytes | None:
+def _input(stdin: object) -> bytes | None:
     if stdin is None or stdin == "pipe":
         return None
-    return stdin.encode() if isinstance(stdin, str) else bytes(stdin)
+    if isinstance(stdin, str):
+        return stdin.encode()
+    if isinstance(stdin, bytes | bytearray | memoryview):
+        return bytes(stdin)
+    raise InvalidArgument(f'stdin must be a text, bytes, "pipe" or None, not {shown(stdin)}')

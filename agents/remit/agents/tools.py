@@ -28,6 +28,7 @@ from remit.core.clock import Clock, SystemClock
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import InvalidArgument, ProcessError, RemitError, TurnCancelled
 from remit.core.signal import CancelSignal, Registration
+from remit.core.wellformed import check_number
 from remit.processes import (
     CommandResult,
     JobOutcome,
@@ -228,6 +229,7 @@ class ToolProcess:
             TurnCancelled: its turn or run was cancelled. Use `process`, or `stop`, to be sure that it is gone.
             CommandNotStarted: it could not be executed.
         """
+        check_number("timeout_s", timeout_s, negative=True)
         await self._watched(asyncio.wait([self._done], timeout=timeout_s))
         return self.result() if self._done.done() else None
 

@@ -29,6 +29,7 @@ from remit.core.events import DelegationRefused, RunAccepted, TurnAccepted
 from remit.core.limits import Limits
 from remit.core.messages import DelegateRequest, OpenTurn, RunRequest
 from remit.core.outcome import Outcome
+from remit.core.wellformed import check_number
 
 __all__ = ["delegate", "open_turn"]
 
@@ -41,7 +42,7 @@ def open_turn(tx: Transaction, request: OpenTurn) -> None:
         SessionBusy: `busy="reject"` and another turn of the session has not ended; or
             `busy="interrupt"` and one of them is another user's.
         BudgetExceeded: the session has nothing left to spend.
-        InvalidArgument: `busy`, `on_disconnect` or `on_failure` is not one of its words.
+        InvalidArgument: `busy`, `on_disconnect` or `on_failure` is not one of its words, or a time is out of range.
     """
     if request.turn_id in tx.state.nodes or request.turn_id in tx.state.past_turns:
         return
@@ -53,6 +54,8 @@ def open_turn(tx: Transaction, request: OpenTurn) -> None:
     _check_word("busy", request.busy, ("reject", "queue", "interrupt"))
     _check_word("on_disconnect", request.on_disconnect, ("cancel", "continue"))
     _check_word("on_failure", request.on_failure, ("continue", "stop"))
+    check_number("deadline_s", request.deadline_s, above_zero=True)
+    check_number("grace_s", request.grace_s)
     check_session_budget(tx, request)
     session = tx.state.sessions.get(request.session_id)
     if session is not None and (session.active or session.queue):
@@ -188,6 +191,7 @@ def _refusal(tx: Transaction, parent: Node, request: DelegateRequest) -> RemitEr
         _too_deep(tx, parent)
         or _too_many(tx, parent, len(request.runs))
         or _too_large(tx, request)
+        or _bad_number(request)
         or _bad_dependency(tx, parent, request)
     )
 
@@ -248,6 +252,20 @@ def _too_large(tx: Transaction, request: DelegateRequest) -> ArgumentTooLarge | 
                 f"the arguments of {run.name or run.agent_name!r} are {len(run.arguments)} bytes "
                 f"pickled; the limit is {limit}: pass a path instead of the data"
             )
+    return None
+
+
+def _bad_number(request: DelegateRequest) -> InvalidArgument | None:
+    try:
+        for run in request.runs:
+            check_number("deadline_s", run.deadline_s, above_zero=True)
+            check_number("attempt_timeout_s", run.attempt_timeout_s, above_zero=True)
+            check_number("grace_s", run.grace_s)
+            if run.retries or run.retry_delay_s:
+                check_number("retries", run.retries, whole=True)
+                check_number("retry_delay_s", run.retry_delay_s)
+    except InvalidArgument as error:
+        return error
     return None
 
 

@@ -21,6 +21,7 @@ from remit.core.errors import CoordinatorClosing, CoordinatorUnavailable, Invali
 from remit.core.limits import Limits
 from remit.core.messages import AnswerApproval, DrainAnswer, DrainRequest, OpenTurn
 from remit.core.records import ApprovalRecord, SessionView, TurnRecord
+from remit.core.wellformed import check_message, check_number
 from remit.locks import ClaimView
 
 __all__ = ["Coordinator", "resolve_workspace"]
@@ -288,12 +289,10 @@ class Coordinator:
             tokens=session_limits.tokens, cost=session_limits.cost
         ):
             raise InvalidArgument("session_limits may hold tokens and cost; the other limits are for turns and runs")
-        if deadline_s is not None and not deadline_s > 0:
-            raise InvalidArgument(f"deadline_s must be more than 0 seconds, not {deadline_s!r}")
-        if not grace_s >= 0:
-            raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
+        check_number("deadline_s", deadline_s, above_zero=True)
+        check_number("grace_s", grace_s)
         ids = self.session.ids
-        return OpenTurn(
+        request = OpenTurn(
             turn_id=ids.turn(),
             client_id=self.session.client_id,
             session_id=session or ids.session(),
@@ -311,6 +310,8 @@ class Coordinator:
             # As other commands and libraries do it: the trace of whoever started this process.
             trace=os.environ.get("TRACEPARENT", ""),
         )
+        check_message(request)
+        return request
 
     # -- looking -------------------------------------------------------------------
 

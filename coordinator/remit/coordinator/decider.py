@@ -49,7 +49,7 @@ from remit.coordinator.stopping import (
 from remit.coordinator.transaction import Effects, Settings, Timers, Transaction
 from remit.coordinator.waiting import wait_cycle
 from remit.core.cause import CauseKind
-from remit.core.errors import RemitError, TurnCancelled
+from remit.core.errors import InternalError, RemitError, TurnCancelled
 from remit.core.events import (
     CoordinatorStarted,
     Event,
@@ -132,13 +132,25 @@ class Decider:
         self._refused: dict[str, RemitError | TurnCancelled] = {}
         """Request (see `_name_of`) -> why it was refused: a late copy of the request hears the same."""
         self._sweeping: dict[str, set[int]] = {}
+        self._begun: Transaction | None = None
+        """The decision that is being made."""
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether a decision was left in the middle by an error: the state is ahead of every journal.
+
+        That is a hole of ours. The state is no use any more; the journal is, and the next life begins with it.
+        """
+        return self._begun is not None and self._begun.has_changed
 
     def next_due(self) -> float | None:
         """Return when `tick` is wanted next, in seconds since 1970, or None."""
         return self._timers.next_due()
 
     def _begin(self, now: float) -> Transaction:
-        return Transaction(
+        if self.is_torn:
+            raise InternalError("a decision was left in the middle; this life of the coordinator is over")
+        self._begun = Transaction(
             state=self.state,
             settings=self.settings,
             timers=self._timers,
@@ -147,6 +159,7 @@ class Decider:
             now=now,
             unstartable=self._unstartable,
         )
+        return self._begun
 
     def _finish(
         self,
@@ -162,6 +175,7 @@ class Decider:
         pump(tx)
         for run_id, process in tx.effects.sweep:
             self._sweeping.setdefault(run_id, set()).add(process.pid)
+        self._begun = None
         return Decision(tx.events, tx.effects, answer, error, claim, value=value)
 
     def decide(self, rule: Callable[[Transaction], object], now: float) -> Decision:

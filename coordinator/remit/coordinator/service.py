@@ -72,6 +72,7 @@ from remit.core.messages import (
     dumps,
     loads,
 )
+from remit.core.wellformed import check_message
 from remit.journal import Journal, JournalRecord
 from remit.locks import ClaimView
 from remit.telemetry.recorder import Recorder
@@ -82,6 +83,8 @@ logger = logging.getLogger("remit.coordinator")
 
 _LAST_SPANS_S = 1.0
 """Seconds for the last spans of a coordinator whose journal has failed."""
+_LAST_ANSWER_S = 0.2
+"""Seconds for answers that are on their way when a life ends over a hole of ours."""
 _AFTER_THE_END = frozenset({"shutdown", "poll", "close_client"})
 """Requests that a closed coordinator still answers: they change nothing."""
 _JOURNAL_S = 4.5
@@ -245,12 +248,23 @@ class CoordinatorService:
                 raise InternalError(f"the coordinator has no method {method!r}")
             if self._closed.is_set() and method not in _AFTER_THE_END:
                 raise CoordinatorClosing("the coordinator of this workspace has closed; open the workspace again")
-            return dumps(("ok", await handler(loads(blob))))
+            if self._broken is not None:
+                raise self._broken
+            message = loads(blob)
+            check_message(message)
+            return dumps(("ok", await handler(message)))
         except (RemitError, TurnCancelled) as error:
+            self._look_for_tears()
             return dumps(("error", error))
         except Exception as error:  # the outer edge of a request: it must get an answer
             logger.exception("request %s failed", method)
+            self._look_for_tears()
             return dumps(("error", InternalError(f"{method} failed: {error!r}")))
+
+    def _look_for_tears(self) -> None:
+        """End this life if its state may be ahead of the journal; whoever asked is answered first."""
+        if self._decider.is_torn and self._broken is None:
+            self._break(InternalError("a decision was left in the middle"), abort_in_s=_LAST_ANSWER_S)
 
     # -- decisions -----------------------------------------------------------------
 
@@ -277,7 +291,13 @@ class CoordinatorService:
             )
             for event, payload in decision.events
         ]
-        written = self._journal.append(records)
+        try:
+            written = self._journal.append(records)
+        except RemitError as error:
+            # What it does not take has been decided already.
+            self._break(error, abort_in_s=_LAST_ANSWER_S)
+            waiter.set_exception(error)
+            return waiter
         self._snapshots.count(len(records))
         self._commits.append(_Commit(written, decision, waiter))
         if written.done():
@@ -305,8 +325,13 @@ class CoordinatorService:
             if commit.waiter is not None and not commit.waiter.done():
                 commit.waiter.set_exception(self._broken or error)
 
-    def _break(self, error: BaseException) -> None:
-        """The journal failed: the state is ahead of the truth, so this life is over."""
+    def _break(self, error: BaseException, *, abort_in_s: float = 0.0) -> None:
+        """The state is ahead of the truth, which is the journal, so this life is over.
+
+        Args:
+            error: what the journal failed with, or does not hold.
+            abort_in_s: seconds in which answers may still leave.
+        """
         if self._broken is not None:
             return
         self._broken = error if isinstance(error, JournalError) else JournalError(f"the journal failed: {error}")
@@ -315,7 +340,10 @@ class CoordinatorService:
         self._clients.release_all()
         if self._recorder is not None:
             self._recorder.close(_LAST_SPANS_S)
-        self._engine.abort()
+        if abort_in_s:
+            self._loop.call_later(abort_in_s, self._engine.abort)
+        else:
+            self._engine.abort()
 
     def _apply(self, decision: Decision, waiter: asyncio.Future[Any] | None) -> None:
         if self._died_at(decision):
@@ -368,27 +396,35 @@ class CoordinatorService:
     def _tick(self) -> None:
         self._timer = None
         self._timer_due = None
-        self._decide(self._decider.tick(self._clock.now()))
+        self._decide(self._decider.tick)
         self._arm()
 
-    def _decide(self, decision: Decision) -> None:
-        """Commit a decision that nobody waits for."""
+    def _decide(self, rule: Callable[[float], Decision]) -> None:
+        """Commit a decision that nobody waits for; a rule gets the time."""
+        if self._broken is not None:
+            return
+        try:
+            decision = rule(self._clock.now())
+        except Exception:  # nobody is there to be told but whoever reads the log
+            logger.exception("a decision failed")
+            self._look_for_tears()
+            return
         self._commit(decision).add_done_callback(_ignore)
 
     # -- hosts, for the dispatcher -------------------------------------------------
 
     def host_ready(self, host_id: str, pid: int, machine: str, node: str) -> None:
         """A host that was asked for answers."""
-        self._decide(self._decider.host_ready(host_id, pid, machine, self._clock.now(), node))
+        self._decide(lambda now: self._decider.host_ready(host_id, pid, machine, now, node))
 
     def host_gone(self, host_id: str, reason: str) -> None:
         """A host died, was killed, or could not be started."""
         self._clients.drop_host(host_id)
-        self._decide(self._decider.host_gone(host_id, reason, self._clock.now()))
+        self._decide(lambda now: self._decider.host_gone(host_id, reason, now))
 
     def process_swept(self, run_id: str, pid: int, gone: bool, /) -> None:
         """A process that a dead host had left is gone, or could not be ended."""
-        self._decide(self._decider.swept(run_id, pid, self._clock.now(), gone=gone))
+        self._decide(lambda now: self._decider.swept(run_id, pid, now, gone=gone))
 
     # -- requests ------------------------------------------------------------------
 
@@ -626,11 +662,10 @@ class CoordinatorService:
             client_id = client.opened.client_id
             reason = f"not heard of for {now - client.last_seen:.1f} s"
             self._clients.drop(client_id)
-            self._decide(self._decider.client_gone(client_id, reason, now))
+            self._lose_client(client_id, reason)
         for client_id in self._clients.overdue(now):
-            reason = "it did not come back after the coordinator was restarted"
-            self._decide(self._decider.client_gone(client_id, reason, now))
-        self._decide(self._decider.tick(now))
+            self._lose_client(client_id, "it did not come back after the coordinator was restarted")
+        self._decide(self._decider.tick)
         self._dispatch.forget(self._decider.prune(self._told_until(now)))
         self._dispatch.tidy()
         if self._broken is None:
@@ -646,6 +681,9 @@ class CoordinatorService:
             self.close_soon("idle", 0.0)
             return
         self._housekeeper = self._scheduler.call_at(now + self._options.housekeeping_s, self._keep_house)
+
+    def _lose_client(self, client_id: str, reason: str) -> None:
+        self._decide(lambda now: self._decider.client_gone(client_id, reason, now))
 
     def _told_until(self, now: float) -> float:
         """Return the time before which all ends are on the disk and their holders have been told."""

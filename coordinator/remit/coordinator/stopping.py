@@ -31,6 +31,7 @@ from remit.core.events import (
     TurnSettling,
 )
 from remit.core.messages import CancelAnswer, CancelOrder, CancelRequest, ReportEnded
+from remit.core.wellformed import check_number
 
 __all__ = [
     "cancel",
@@ -50,7 +51,13 @@ _IDLE_CANCELS = 1_000
 
 
 def cancel(tx: Transaction, request: CancelRequest) -> CancelAnswer:
-    """Decide a cancel request from outside; sent twice, it is carried out once."""
+    """Decide a cancel request from outside; sent twice, it is carried out once.
+
+    Raises:
+        InvalidArgument: the grace is out of range.
+        Refused: a run asks for a stop of what it has not started.
+    """
+    check_number("grace_s", request.grace_s)
     known = tx.state.cancels.get(request.request_id)
     if known is not None:
         target = known.targets[-1]

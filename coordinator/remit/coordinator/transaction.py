@@ -152,6 +152,7 @@ class Transaction:
         "effects",
         "ended",
         "events",
+        "has_changed",
         "ids",
         "now",
         "payloads",
@@ -180,6 +181,8 @@ class Transaction:
         self.ids = ids
         self.now = now
         self.events: list[tuple[Event, bytes | None]] = []
+        self.has_changed = False
+        """Whether the state is another one than before, be it only in part."""
         self.effects = Effects()
         self.ended: deque[Node] = deque()
         self.draining = False
@@ -190,6 +193,7 @@ class Transaction:
         """Record an event and apply it."""
         if self.settings.redaction is not None:
             event = self.settings.redaction.clean(event)
+        self.has_changed = True
         evolve(self.state, event)
         self.events.append((event, payload))
 

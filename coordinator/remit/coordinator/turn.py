@@ -70,6 +70,7 @@ class TurnHolder(Participant):
         self._lost: RemitError | None = None
         self._wakers: list[Callable[[], None]] = []
         self._scope: TaskScope | None = None
+        self._was_entered = False
 
     def _connect(self) -> ClientSession:
         raise InternalError("a turn always has a connection")
@@ -260,7 +261,14 @@ class Turn(TurnHolder):
     """
 
     async def __aenter__(self) -> Turn:
-        """Open the turn; see `TurnHolder.begin`."""
+        """Open the turn, once; see `TurnHolder.begin`.
+
+        Raises:
+            Refused: this turn was entered before.
+        """
+        if self._was_entered:
+            raise Refused(f"{self._node_id} was entered before; make another turn with coordinator.turn(...)")
+        self._was_entered = True
         await self.begin()
         self._scope = TaskScope(self._signal)
         self._scope.enter()

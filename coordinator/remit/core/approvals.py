@@ -80,6 +80,8 @@ def policy_rules(policy: str | Sequence[ApprovalRule]) -> tuple[Mapping[str, Any
         if policy not in _SHORT:
             raise InvalidArgument(f"approvals must be one of {', '.join(_SHORT)} or rules, not {policy!r}")
         return (ApprovalRule("*", _SHORT[policy]).to_dict(),)
+    if not isinstance(policy, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgument(f"approvals must be one of {', '.join(_SHORT)} or rules, not {policy!r}")
     found: list[Mapping[str, Any]] = []
     for rule in policy:
         # Untyped callers: a mapping or a text here would be taken for something else later.

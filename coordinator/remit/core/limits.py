@@ -10,7 +10,12 @@ __all__ = ["Limits", "is_amount"]
 
 def is_amount(value: object, *, above_zero: bool = False) -> bool:
     """Tell whether a value is a finite number, not negative: no NaN, no infinity, no truth value."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        if not math.isfinite(value):
+            return False
+    except OverflowError:  # a whole number beyond what a float can be
         return False
     return value > 0 if above_zero else value >= 0
 
