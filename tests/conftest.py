@@ -33,6 +33,9 @@ from tests.journal.postgres_server import Server, binaries
 RAY_TIMEOUT_S = 180
 """Limit of one test on Ray: the first one also waits for the node to start."""
 
+SLOW_TIMEOUT_S = 300
+"""Limit of one slow test: there are more of them at once than CPUs."""
+
 SETTLE_S = 2.0
 """How long a test's threads, processes and files may take to end after its body."""
 
@@ -49,9 +52,21 @@ SLOW_FILES = frozenset(
 )
 """What takes seconds and tells little that the rest does not tell; it runs with `--all` and against the wheel."""
 
+INSTALLED_FOLDERS = frozenset({"cli", "contracts"})
+"""Beside the files at the top of tests/: fast tests of what packaging could break, which run against the wheel too."""
+
+_WAITING = 2
+"""Processes of tests beyond one a CPU: about half of a test's time it waits."""
+
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2_000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes `-n auto` means."""
+    return len(os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1)) + _WAITING
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -67,10 +82,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
             item.add_marker(pytest.mark.faults)
         if top in SLOW_FOLDERS or item.path.name in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
+        if top in INSTALLED_FOLDERS or item.path.parent == here:
+            item.add_marker(pytest.mark.installed)
+        for mark, limit_s in (("ray", RAY_TIMEOUT_S), ("slow", SLOW_TIMEOUT_S)):
+            if item.get_closest_marker(mark) and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(limit_s))
     yield
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+
+
+def pytest_collection_finish() -> None:
+    """Take what is there for the whole session out of what the cycle collector looks through each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -196,9 +220,13 @@ def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return
     left = _left_over(before)
     limit = time.monotonic() + SETTLE_S
+    pause_s = 0.001
     while left and time.monotonic() < limit:
-        gc.collect()
-        time.sleep(0.01)
+        # Most of it ends by itself in a moment; a collection takes longer than that, and only files need one.
+        if pause_s > 0.004:
+            gc.collect()
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
         left = _left_over(before)
     if abandoned:
         left["asyncio tasks"] = abandoned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,16 @@ def source_packages() -> set[str]:
     }
 
 
+def files_below(*roots: Path) -> dict[str, bytes]:
+    """Return every file of the package below some roots; mapping of its path there to its content."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for root in roots
+        for path in (root / "remit").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
 def name_of(requirement: str) -> str:
     """Return the distribution's name in a requirement, lower case."""
     found = re.match(r"[A-Za-z0-9._-]+", requirement)
@@ -60,6 +71,21 @@ def test_namespace_has_one_part_when_installed_and_three_in_a_checkout() -> None
         assert len(parts) == 1, parts
     else:
         assert len(parts) == 3, parts
+
+
+def test_installed_files_are_those_of_the_sources_and_no_others() -> None:
+    """So what the fast tests prove of the sources holds for what is installed, and they need not run again there."""
+    parts = [Path(part).parent for part in remit.__path__]
+    sources = [ROOT / root for root in SOURCE_ROOTS]
+    if len(parts) == 1:
+        given = os.environ.get("REMIT_SOURCES")
+        if given is None:
+            pytest.skip("REMIT_SOURCES does not name the checkout that this was built from")
+        sources = [Path(given) / root for root in SOURCE_ROOTS]
+    wanted, found = files_below(*sources), files_below(*parts)
+    assert len(wanted) > 100
+    assert sorted(found) == sorted(wanted)
+    assert [name for name in wanted if found[name] != wanted[name]] == []
 
 
 def test_short_folder_names_never_become_import_names() -> None:

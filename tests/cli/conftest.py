@@ -12,14 +12,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from remit.cli.main import app
 from remit.coordinator import Coordinator
 from remit.coordinator.life import journal_path
 from remit.core.errors import CoordinatorUnavailable
 from remit.journal import SqliteJournal
 from remit.testing.inprocess import InProcess
+from tests.cli.runner import Result, invoke
 
 AGENTS = """
 import threading
@@ -109,7 +108,7 @@ class Command:
     def __call__(self, *words: str) -> Result:
         """Run the command; its output is not a terminal."""
         verb, *rest = words
-        return CliRunner().invoke(app, [verb, "-w", str(self.workspace), *rest], obj=self.open)
+        return invoke([verb, "-w", str(self.workspace), *rest], obj=self.open)
 
     def json(self, *words: str, status: int = 0) -> Any:
         """Run the command with `--json` and return the document."""

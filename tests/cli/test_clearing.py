@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from remit.agents import RunContext, agent
-from remit.cli.main import app
 from remit.locks import write
 from remit.testing import wait_until
+from tests.cli.runner import Result, invoke
 
 
 @agent(claims=write("src"))
@@ -32,7 +31,7 @@ def quarantined(command: Any) -> tuple[Any, str]:
 
 
 def answered(command: Any, text: str, *words: str) -> Result:
-    return CliRunner().invoke(app, ["locks", "-w", str(command.workspace), *words], obj=command.open, input=text)
+    return invoke(["locks", "-w", str(command.workspace), *words], obj=command.open, input=text)
 
 
 def test_it_is_freed_once_somebody_has_said_yes(quarantined: tuple[Any, str]) -> None:

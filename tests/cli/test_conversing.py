@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from remit.agents import RunContext, agent
-from remit.cli.main import app
 from remit.coordinator import Limits
 from remit.core import Outcome
+from tests.cli.runner import invoke
 
 
 @agent
@@ -201,5 +200,5 @@ def test_run_says_what_is_answered_to_requests_for_approval(command: Any, tmp_pa
 
 def test_verbs_say_what_they_are_for() -> None:
     for verb in ("approvals", "approve", "deny", "sessions", "history"):
-        text = CliRunner().invoke(app, [verb, "--help"]).stdout
+        text = invoke([verb, "--help"]).stdout
         assert "--json" in text

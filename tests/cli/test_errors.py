@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from remit.cli import exits
-from remit.cli.main import app
 from remit.core.errors import CoordinatorUnavailable, InternalError, RemitError, SessionBusy, TurnCancelled, UsageError
 from remit.core.outcome import Outcome
+from tests.cli.runner import invoke
 
 HEAD = "version: 1\nname: bad\nagents:\n  echo: {command: [echo, '{word}']}\n"
 
@@ -90,19 +89,19 @@ def test_a_module_that_breaks_on_import_is_named_without_a_traceback(command: An
 @pytest.mark.parametrize("verb", ["ps", "run"])
 def test_a_workspace_that_cannot_be_used_is_named(tmp_path: Path, verb: str) -> None:
     words = ["json:dumps"] if verb == "run" else []
-    missing = CliRunner().invoke(app, [verb, "-w", str(tmp_path / "missing"), *words])
+    missing = invoke([verb, "-w", str(tmp_path / "missing"), *words])
     assert (missing.exit_code, missing.stdout) == (2, "")
     assert "does not exist" in missing.stderr
     file = tmp_path / "file"
     file.touch()
-    no_folder = CliRunner().invoke(app, [verb, "-w", str(file), *words])
+    no_folder = invoke([verb, "-w", str(file), *words])
     assert no_folder.exit_code == 2
     assert "is not a folder" in no_folder.stderr
 
 
 def test_no_ray_at_the_address_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    result = CliRunner().invoke(app, ["run", "json:dumps", "-w", str(tmp_path)])
+    result = invoke(["run", "json:dumps", "-w", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "127.0.0.1:1" in result.stderr
     assert "RAY_ADDRESS" in result.stderr

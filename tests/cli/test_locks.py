@@ -7,15 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from remit.agents import RunContext, agent
-from remit.cli.main import app
 from remit.coordinator import Coordinator
 from remit.coordinator.life import journal_path
 from remit.journal import SqliteJournal
 from remit.locks import read, write
 from remit.testing.inprocess import open_inprocess
+from tests.cli.runner import invoke
 
 
 @agent
@@ -25,7 +24,7 @@ async def keep(ctx: RunContext) -> None:
 
 
 def remit(*words: str) -> str:
-    result = CliRunner().invoke(app, list(words))
+    result = invoke(words)
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from remit.cli.main import app
+from tests.cli.runner import invoke
 
 SWARM = """
 version: 1
@@ -34,11 +33,11 @@ def talk(command: Any, tmp_path: Path) -> dict[str, str]:
 
 
 def test_looking_at_a_workspace_where_nothing_has_run_says_so(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["ps", "-w", str(tmp_path)])
+    result = invoke(["ps", "-w", str(tmp_path)])
     assert result.exit_code == 0
     assert "nothing has run" in result.stdout
     assert not (tmp_path / ".remit").exists(), "looking leaves nothing behind"
-    assert CliRunner().invoke(app, ["tree", "-w", str(tmp_path)]).exit_code == 2
+    assert invoke(["tree", "-w", str(tmp_path)]).exit_code == 2
 
 
 def test_looking_needs_no_connection(command: Any, talk: dict[str, str]) -> None:
@@ -181,4 +180,4 @@ def test_what_has_not_ended_without_a_coordinator_is_shown_with_a_word_about_it(
 
 
 def test_the_schema_is_one_json_document() -> None:
-    assert json.loads(CliRunner().invoke(app, ["schema"]).stdout)["type"] == "object"
+    assert json.loads(invoke(["schema"]).stdout)["type"] == "object"

@@ -10,14 +10,13 @@ from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner, Result
 
 from remit.agents.tooldesk import scope_of
-from remit.cli.main import app
 from remit.core.ids import IdFactory
 from remit.processes import JobSpec, ProcessClient, StartAnswer
 from remit.processes.place import Place
 from remit.testing import wait_until
+from tests.cli.runner import Result, invoke
 
 LIMIT_S = 40.0
 
@@ -45,7 +44,7 @@ class Scene:
 
     def __call__(self, verb: str, *words: str) -> Result:
         """Run the command; its output is not a terminal."""
-        return CliRunner().invoke(app, [verb, "-w", str(self.workspace), *words])
+        return invoke([verb, "-w", str(self.workspace), *words])
 
     def json(self, verb: str, *words: str, status: int = 0) -> Any:
         """Run the command with `--json` and return the document."""
@@ -249,6 +248,6 @@ def test_what_is_no_leftover_is_not_treated(scene: Scene, option: str) -> None:
     ],
 )
 def test_help_names_every_option(verb: str, words: list[str]) -> None:
-    result = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    result = invoke([verb, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
     assert result.exit_code == 0
     assert [word for word in words if word.lower() not in result.stdout.lower()] == []

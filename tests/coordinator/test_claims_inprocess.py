@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.agents import CommandAgent, RunContext, RunOptions, SyncRunContext, agent
+from remit.agents import CommandAgent, RunContext, RunOptions, SyncRunContext, agent, leases
 from remit.coordinator import Coordinator
 from remit.coordinator.transaction import Settings
 from remit.core import InvalidArgument, Outcome, RunCancelled, RunFailed, RunTimedOut
@@ -319,7 +319,12 @@ def system_path(system: InProcess) -> Path:
 @pytest.mark.requirement("D26")
 @pytest.mark.field_report("G1")
 @pytest.mark.parametrize("gate", ["claim", "give_up_claim"])
-def test_a_grant_that_crosses_a_cancel_is_given_back(system: InProcess, gate: str) -> None:
+def test_a_grant_that_crosses_a_cancel_is_given_back(
+    system: InProcess, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The bound of a wait for an answer that does not come here.
+    monkeypatch.setattr(leases, "_RELEASE_S", 0.1)
+
     async def story(coordinator: Coordinator) -> None:
         async with coordinator.turn("t") as turn:
             await asyncio.to_thread(system.shut, gate)

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import remit.coordinator.snapshotting as snapshotting
 from remit.agents import RunContext, agent
-from remit.cli.main import app
 from remit.coordinator.folding import fold_journal, past_node
 from remit.coordinator.life import journal_path
 from remit.coordinator.snapshot import decode, encode, freeze
@@ -28,6 +26,7 @@ from remit.core.messages import ReportEnded
 from remit.core.outcome import Outcome
 from remit.journal import JournalRecord, MemoryJournal, SqliteJournal, SqliteJournalReader
 from remit.testing.inprocess import open_inprocess
+from tests.cli.runner import invoke
 from tests.coordinator.decider_world import World, same
 from tests.coordinator.test_decider_events import some_history
 
@@ -184,7 +183,7 @@ def test_the_command_shows_what_is_neither_live_nor_recent(tmp_path: Path) -> No
         journal.save_snapshot(len(world.events), encode(freeze(world.state))).result(10)
 
     def run_command(*words: str) -> str:
-        result = CliRunner().invoke(app, [words[0], "-w", str(tmp_path), *words[1:]])
+        result = invoke([words[0], "-w", str(tmp_path), *words[1:]])
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -203,7 +202,7 @@ def test_the_command_shows_what_is_neither_live_nor_recent(tmp_path: Path) -> No
     folder.mkdir(parents=True)
     (folder / "log").write_text("from long ago\n")
     assert run_command("logs", turns[0]) == "from long ago\n"
-    missing = CliRunner().invoke(app, ["tree", "-w", str(tmp_path), "run_nobody"])
+    missing = invoke(["tree", "-w", str(tmp_path), "run_nobody"])
     assert missing.exit_code == 2
 
 

@@ -7,9 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from remit.cli.main import app
 from remit.cli.retaining import seconds_of
 from remit.coordinator.folding import fold_journal, past_node
 from remit.coordinator.retention import collect
@@ -17,6 +15,7 @@ from remit.coordinator.snapshot import encode, freeze
 from remit.core.errors import InvalidArgument, JournalError
 from remit.core.events import encode_event
 from remit.journal import JournalRecord, choose_journal, journal_location, open_journal, open_reader
+from tests.cli.runner import invoke
 from tests.coordinator.claims_world import ClaimWorld
 from tests.coordinator.decider_world import same
 from tests.journal.postgres_server import Server
@@ -223,7 +222,7 @@ def test_the_command_says_what_it_would_do_and_what_it_did(tmp_path: Path) -> No
     write(tmp_path, world)
 
     def run(*words: str) -> str:
-        return CliRunner().invoke(app, ["gc", "-w", str(tmp_path), *words]).output
+        return invoke(["gc", "-w", str(tmp_path), *words]).output
 
     # By the clock of this machine all of it is older than that.
     would = json.loads(run("--older-than", "7d", "--dry-run", "--json"))

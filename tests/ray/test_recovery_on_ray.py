@@ -23,7 +23,7 @@ from remit.coordinator import Coordinator
 from remit.coordinator.service import ServiceOptions
 from remit.core import CauseKind, Outcome, RunLost, TurnCancelled
 from remit.core.events import CancelRequested, decode_event
-from remit.testing import await_until
+from remit.testing import await_until, wait_until
 from tests.ray.conftest import OpenCoordinator
 
 
@@ -249,8 +249,16 @@ def test_hosts_whose_coordinator_is_gone_for_good_end_themselves_and_their_work(
         assert time.monotonic() < deadline, "hosts live on without a coordinator"
         time.sleep(0.2)
     assert end.read_text() == CauseKind.PARENT_LOST.value
+    # The head of the cluster hears of the deaths a moment later.
+    wait_until(lambda: not _hosts_of(tmp_path), timeout_s=30.0, message="the hosts' names are free")
+
+
+def _hosts_of(workspace: Path) -> list[str]:
+    from remit.coordinator import ray_engine
+
     named = ray_engine.ray.util.list_named_actors(all_namespaces=True)
-    assert not [entry for entry in named if ray_engine.host_name(str(tmp_path.resolve()), "") in entry["name"]]
+    prefix = ray_engine.host_name(str(workspace.resolve()), "")
+    return [entry["name"] for entry in named if prefix in entry["name"]]
 
 
 _SECOND_NODE = """

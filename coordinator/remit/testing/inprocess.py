@@ -86,7 +86,7 @@ class InProcessLink:
         outer: Future[bytes] = Future()
         # As under Ray, a waiter that goes away does not cancel the request behind it.
         outer.set_running_or_notify_cancel()
-        if self.is_cut or self._system.closed or not self._system.take_flight(outer):
+        if self._system.closed or not self._system.take_flight(outer, self):
             outer.set_exception(CoordinatorUnavailable("the link is cut", for_good=self._system.closed))
             return outer
         call = self._system.service_call(method, blob)
@@ -113,6 +113,11 @@ class InProcessLink:
 
         inner.add_done_callback(done)
         return outer
+
+    def hang_up(self) -> None:
+        """Cut it, and end what is parked on it now, as the end of the process that asked does."""
+        self.is_cut = True
+        self._system.lose_flights("the link is cut", of=self)
 
     def call_blocking(self, method: str, blob: bytes, timeout_s: float) -> bytes:
         """Send a request and wait for its answer in this thread."""
@@ -204,6 +209,8 @@ class InProcessHost:
     def close(self) -> None:
         """End the host's thread at the end of a test."""
         self._dead = True
+        # Or its long poll would be waited for.
+        self.link.hang_up()
         self.host.close()
         self._thread.close()
         self.host.close_tools()
@@ -323,7 +330,7 @@ class InProcess:
         self._fatal: Callable[[Sequence[str]], bool] | None = None
         self.died = threading.Event()
         """Set when the failpoint of `die_after` was reached."""
-        self._flying: set[Future[bytes]] = set()
+        self._flying: dict[Future[bytes], InProcessLink] = {}
         self._flights = threading.Lock()
         self._down = False
         self._thread = LoopThread("remit-coordinator")
@@ -387,10 +394,7 @@ class InProcess:
         if self.life.recorder is not None:
             self.life.recorder.abandon()
         self._gates.clear()
-        with self._flights:
-            lost, self._flying = self._flying, set()
-        for outer in lost:
-            outer.set_exception(CoordinatorUnavailable("the coordinator has ended"))
+        self.lose_flights("the coordinator has ended")
 
     def restart_coordinator(self, journal: Journal | None = None) -> None:
         """Begin the next life, over what was durable; crash the present one first if it is there.
@@ -409,19 +413,28 @@ class InProcess:
         with self._flights:
             self._down = False
 
-    def take_flight(self, outer: Future[bytes]) -> bool:
-        """Take note of a request on its way; false if there is no coordinator."""
+    def take_flight(self, outer: Future[bytes], link: InProcessLink) -> bool:
+        """Take note of a request on its way; false if there is no coordinator, or no way to it."""
         with self._flights:
-            if not self._down:
-                self._flying.add(outer)
-            return not self._down
+            # Looked at here, where `lose_flights` waits: what hangs up meanwhile loses this one as well.
+            is_there = not (self._down or link.is_cut)
+            if is_there:
+                self._flying[outer] = link
+            return is_there
 
     def land(self, outer: Future[bytes]) -> bool:
         """Take note of an answer; false if the request was lost in a crash."""
         with self._flights:
-            was_there = outer in self._flying
-            self._flying.discard(outer)
-            return was_there
+            return self._flying.pop(outer, None) is not None
+
+    def lose_flights(self, reason: str, *, of: InProcessLink | None = None) -> None:
+        """Answer no request that is on its way: those of one link, or all."""
+        with self._flights:
+            lost = [outer for outer, link in self._flying.items() if of is None or link is of]
+            for outer in lost:
+                del self._flying[outer]
+        for outer in lost:
+            outer.set_exception(CoordinatorUnavailable(reason))
 
     @property
     def recorder(self) -> Recorder | None:
