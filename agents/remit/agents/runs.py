@@ -388,8 +388,12 @@ async def request_cancel(
     dry_run: bool = False,
     surface: str = "",
     requester: str = "",
+    trace: str = "",
 ) -> CancelReceipt:
-    """Ask the coordinator to stop something and return its receipt."""
+    """Ask the coordinator to stop something and return its receipt.
+
+    `trace` is the carrier of whoever started this process, for where no span is open.
+    """
     span = start_cancel_span(target, reason)
     request = CancelRequest(
         request_id=session.ids.request(),
@@ -403,7 +407,7 @@ async def request_cancel(
         kill=kill,
         grace_s=grace_s,
         dry_run=dry_run,
-        trace=span.carrier or current_carrier(),
+        trace=span.carrier or current_carrier() or trace,
     )
     # Whoever cancels the turn that it is in wants the receipt all the same.
     outcome = Outcome.FAILED
