@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from remit.coordinator import RunOptions, Turn
-from remit.core import TurnCancelled
+from remit.core import Outcome, TurnCancelled
 from remit.core.events import CancelRequested, ProcessEnded, RunEnded, TurnEnded
 from remit.telemetry.names import SpanKind
 from remit.telemetry.record import SpanRecord
 from remit.testing import await_until
 from tests.agents.bodies import Stage, wait_at
 from tests.agents.world import in_loop
-from tests.telemetry.bodies import bad_tidy, computes, give, in_line, middle, plain
+from tests.telemetry.bodies import bad_tidy, computes, give, in_line, looks_on, middle, plain, waits_for_one
 from tests.telemetry.world import Traced, traced
 
 
@@ -308,6 +308,40 @@ async def test_a_second_cancel_joins_the_first_and_has_no_hops_of_its_own(tmp_pa
     assert set(requests) == {first.request_id, second.request_id}
     assert requests[second.request_id].attributes["remit.cancel.joined"] == first.request_id
     assert {s.attributes["remit.cancel.id"] for s in spans if s.name == "cancel.observe"} == {first.request_id}
+
+
+@pytest.mark.requirement("G2")
+@in_loop
+async def test_a_parent_whose_child_ends_before_its_own_order_comes_is_cancelled_all_the_same(tmp_path: Path) -> None:
+    async with traced(tmp_path) as world:
+        async with world.coordinator.turn("t") as turn:
+            run = await turn.delegate(waits_for_one)
+            await Stage(tmp_path).until_noted("plain")
+            view = await world.coordinator.run(run.id)
+            host = world.system.engine.hosts[view.host_id]
+            host.hold_orders()  # the child has a host of its own, whose order is not held up
+            receipt = await world.coordinator.cancel(run.id, "enough")
+            await run.wait()
+            host.pass_orders()
+            await receipt.quiet()
+        assert run.outcome is Outcome.CANCELLED
+        observed = {s.attributes["gen_ai.agent.name"]: s for s in await world.spans() if s.name == "cancel.observe"}
+    assert set(observed) == {"waits_for_one", "plain"}
+    assert Stage(tmp_path).notes().count("made up") == 0
+
+
+@in_loop
+async def test_whoever_watches_the_run_of_a_stopped_parent_is_not_stopped(tmp_path: Path) -> None:
+    async with traced(tmp_path) as world:
+        async with world.coordinator.turn("t") as turn:
+            run = await turn.delegate(waits_for_one)
+            await Stage(tmp_path).until_noted("plain")
+            (below,) = [each for each in await world.coordinator.runs() if each.parent_id == run.id]
+            watching = await turn.delegate(looks_on, run_id=below.id)
+            await Stage(tmp_path).until_noted("looks on")
+            await await_until(lambda: "subscribe" in world.system.calls)
+            await (await world.coordinator.cancel(run.id, "enough")).quiet()
+            assert await watching.result() == "cancelled"
 
 
 @in_loop
