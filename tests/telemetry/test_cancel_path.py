@@ -344,6 +344,30 @@ async def test_whoever_watches_the_run_of_a_stopped_parent_is_not_stopped(tmp_pa
             assert await watching.result() == "cancelled"
 
 
+@pytest.mark.requirement("G2")
+@in_loop
+async def test_a_holder_that_stops_its_own_turn_has_heard_it_before_the_notice_comes(tmp_path: Path) -> None:
+    async with traced(tmp_path) as world:
+        calls = world.system.calls
+
+        async def let_notices_through() -> None:
+            await await_until(lambda: "finish_turn" in calls, timeout_s=60.0)
+            world.system.let_through("poll")
+
+        with pytest.raises(TurnCancelled):
+            async with world.coordinator.turn("t") as turn:
+                world.system.shut("poll")
+                parked = calls.count("poll")
+                await await_until(lambda: calls.count("poll") > parked, timeout_s=60.0)
+                later = asyncio.ensure_future(let_notices_through())
+                await turn.cancel("enough")
+                await turn.sleep(600)
+        await later
+        spans = await world.spans()
+    assert one(spans, "cancel.deliver").attributes["remit.cancel.delivery"] == "acknowledged"
+    assert one(spans, "cancel.observe").run_id == turn.id
+
+
 @in_loop
 async def test_what_had_not_begun_is_counted_and_has_no_hop(tmp_path: Path) -> None:
     async with traced(tmp_path) as world:
