@@ -40,7 +40,8 @@ async def swarm(world: Traced, workspace: Path) -> Turn:
     stage = Stage(workspace)
 
     async def hold() -> None:
-        async with world.coordinator.turn("swarm") as turn:
+        # Under load a body may take longer than the usual grace, and an escalation would be one more error.
+        async with world.coordinator.turn("swarm", grace_s=60.0) as turn:
             runs = [await turn.delegate(middle)]
             await stage.until_noted("held", "computes", "streams")
             while not await world.coordinator.approvals():
