@@ -113,6 +113,28 @@ def test_a_receiver_gets_spans_metrics_and_records(receiver: Receiver, tmp_path:
     assert [log.span_id for log in requested] == [spans["cancel.request"].span_id]
 
 
+@pytest.mark.requirement("G9")
+def test_what_is_counted_seldom_begins_with_nothing(receiver: Receiver, tmp_path: Path) -> None:
+    # The increase of a series whose first value is 1 is none: the first leftover of all would raise no alert.
+    recorder = open_recorder(settings(), tmp_path)
+    assert recorder is not None
+    recorder.close()
+    found = {
+        (name, *attributes_of(point).values()): point.as_int
+        for name, metric in receiver.metrics().items()
+        for point in metric.sum.data_points
+    }
+    assert found == {
+        ("remit.cancel.leftovers",): 0,
+        ("remit.effects.uncertain",): 0,
+        ("remit.reports.refused",): 0,
+        ("remit.telemetry.dropped",): 0,
+        ("remit.cancel.escalations", "process"): 0,
+        ("remit.cancel.escalations", "drain_host"): 0,
+        ("remit.cancel.escalations", "kill_host"): 0,
+    }
+
+
 @pytest.mark.requirement("G8")
 @pytest.mark.requirement("B41")
 def test_a_collector_that_never_answers_changes_nothing_but_a_counter(deaf: Receiver, tmp_path: Path) -> None:
