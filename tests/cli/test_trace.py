@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from remit.cli.trace_page import trace_page
-from remit.cli.waterfall import short_time, waterfall_lines
+from remit.cli.waterfall import cancel_lines, short_time, waterfall_lines
 from remit.telemetry import TelemetrySettings
 from remit.telemetry.files import traces_folder
 from remit.telemetry.record import SpanRecord
@@ -175,6 +175,23 @@ def test_a_thousand_spans_are_cut_and_counted() -> None:
     lines = waterfall_lines(rows(1_000), width=100, is_ascii=False)
     assert len(lines) == 502
     assert "501 more spans" in lines[-1].text
+
+
+@pytest.mark.timeout(20)
+def test_a_cancel_of_ten_thousand_runs_is_drawn_in_a_moment() -> None:
+    # Looking through all spans for the name of each hop would take minutes.
+    count = 10_000
+    request = SpanRecord("cancel.request", 1, 2, 1, 0.0, 1.0, {"remit.cancel.id": "req_1"})
+    spans = [SpanRecord("invoke_workflow t", 1, 1, 0, 0.0, 1.0, {"remit.turn.id": "turn_1"}), request]
+    for n in range(count):
+        about: dict[str, Any] = {"remit.run.id": f"run_{n}", "remit.cancel.target.run_id": f"run_{n}"}
+        spans.append(SpanRecord(f"invoke_agent a{n}", 1, 10 + n, 1, 0.0, 1.0, about))
+        spans.append(SpanRecord("cancel.deliver", 1, 20_000 + n, 2, 0.0, 1.0, about))
+        spans.append(SpanRecord("cancel.observe", 1, 40_000 + n, 20_000 + n, 0.0, 1.0, about))
+    lines = cancel_lines(Trace(spans))
+    hops = [line.text.split(",")[0] for line in lines if line.text.startswith("  hop")]
+    assert len(hops) == count
+    assert all(hop.startswith("  hop 1  a") for hop in hops)
 
 
 def test_a_span_of_nowhere_is_a_root_and_doubles_count_once() -> None:
