@@ -171,10 +171,43 @@ def test_lines_fit_and_bars_lie_where_the_time_went(width: int) -> None:
     assert max(len(line.text) for line in lines[1:]) <= max(width, 90)
 
 
+@pytest.mark.parametrize("width", [44, 60, 80, 120])
+def test_lines_of_a_terminal_fit_it_whatever_the_words(width: int) -> None:
+    request = SpanRecord("cancel.request", 1, 3, 2, 0.0, 1.0, {"remit.cancel.reason": "because " * 30})
+    deep = [SpanRecord(f"lock.hold of the {n}th" * 3, 1, 10 + n, 9 + n, 0.0, 1.0, {}) for n in range(1, 9)]
+    trace = Trace([SpanRecord("invoke_workflow t", 1, 2, 0, 0.0, 1.0, {}), request, *deep])
+    lines = waterfall_lines(trace, width=width, is_ascii=True, is_cut=True)[1:]
+    assert max(len(line.text) for line in lines) <= width
+    assert all(line.text.count("|") == 2 for line in lines)
+    assert any("bec" in line.text for line in lines) or width < 60
+    whole = waterfall_lines(trace, width=width, is_ascii=True)
+    assert any("because because because because" in line.text for line in whole)
+
+
+def test_texts_of_others_do_not_get_at_the_terminal() -> None:
+    bad = "\x1b[2Jgone\nnext\u202e"
+    about: dict[str, Any] = {"remit.cancel.reason": bad, "remit.cancel.requester": bad, "remit.cancel.id": "req_1"}
+    request = SpanRecord("cancel.request", 1, 2, 0, 0.0, 1.0, about)
+    hop = SpanRecord("cancel.deliver", 1, 3, 2, 0.0, 1.0, {"gen_ai.agent.name": bad}, error=bad)
+    trace = Trace([request, hop, SpanRecord(bad, 1, 4, 2, 0.0, 1.0, {})])
+    lines = [*waterfall_lines(trace, width=100, is_ascii=True), *cancel_lines(trace)]
+    assert all(line.text.isprintable() for line in lines)
+    assert any("gone" in line.text for line in lines)
+
+
 def test_a_thousand_spans_are_cut_and_counted() -> None:
     lines = waterfall_lines(rows(1_000), width=100, is_ascii=False)
     assert len(lines) == 502
-    assert "501 more spans" in lines[-1].text
+    assert lines[-1].text == "... 501 more spans; --json and --html show all"
+
+
+def test_what_is_cut_off_is_told_if_it_matters() -> None:
+    root = SpanRecord("invoke_workflow t", 1, 1, 0, 0.0, 10.0, {})
+    runs = [SpanRecord("invoke_agent a", 1, n + 10, 1, 0.0, 1.0, {}) for n in range(600)]
+    request = SpanRecord("cancel.request", 1, 2, 1, 5.0, 6.0, {})
+    hops = [SpanRecord("cancel.deliver", 1, n + 3, 2, 5.0, 6.0, {}, error="x" if n else "") for n in range(3)]
+    last = waterfall_lines(Trace([root, *runs, request, *hops]), width=100, is_ascii=True)[-1].text
+    assert last == "... 105 more spans, 4 of a cancel (see --cancel), 2 errors; --json and --html show all"
 
 
 @pytest.mark.timeout(20)

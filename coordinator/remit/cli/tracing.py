@@ -75,7 +75,7 @@ def _drawn(trace: Trace, *, only_cancels: bool) -> list[Line]:
         return cancel_lines(trace)
     width = shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
     is_ascii = "utf" not in (sys.stdout.encoding or "").lower()
-    return waterfall_lines(trace, width=width, is_ascii=is_ascii)
+    return waterfall_lines(trace, width=width, is_ascii=is_ascii, is_cut=sys.stdout.isatty())
 
 
 def _notes(turn: Node, *, is_from_journal: bool) -> list[Line]:
