@@ -13,7 +13,8 @@ import pytest
 from remit.cli.trace_page import trace_page
 from remit.cli.waterfall import cancel_lines, short_time, waterfall_lines
 from remit.telemetry import TelemetrySettings
-from remit.telemetry.files import traces_folder
+from remit.telemetry.files import read_traces, traces_folder
+from remit.telemetry.otlp import encode_spans
 from remit.telemetry.record import SpanRecord
 from remit.telemetry.trace import Trace
 
@@ -134,6 +135,20 @@ def test_without_files_it_is_drawn_from_the_journal(traced: Any, stopped: str) -
     assert result.stdout.count("cancel.deliver") == result.stdout.count("acknowledged") == 3
 
 
+def test_what_has_gone_from_the_files_is_filled_in_from_the_journal(traced: Any, stopped: str) -> None:
+    whole = traced("trace").stdout.splitlines()
+    (path,) = traces_folder(traced.workspace).glob("traces-*.jsonl")
+    kept = list(read_traces(path.parent, stopped))
+    gone = next(span.run_id for span in kept if span.name == "invoke_agent wait")
+    path.write_text(encode_spans([span for span in kept if span.run_id != gone], {}) + "\n")
+    assert len(kept) > len(list(read_traces(path.parent, stopped))) > 0
+    note, *lines = traced("trace").stdout.splitlines()
+    assert note == "3 of its spans are not in the files (any more): drawn from the journal, without hosts' times"
+    # All but what the host alone had told: what the run was at when it heard.
+    assert len(lines) == len(whole) - 1
+    assert [line.split("|")[0].split() for line in lines if not line.startswith("!")][-2:] == [["wait"], ["wait"]]
+
+
 def test_a_turn_at_work_says_that_the_rest_is_to_come(traced: Any) -> None:
     traced("run", traced.target("parent"), "--detach")
     assert traced.agents.started.wait(20)
@@ -225,6 +240,17 @@ def test_a_cancel_of_ten_thousand_runs_is_drawn_in_a_moment() -> None:
     hops = [line.text.split(",")[0] for line in lines if line.text.startswith("  hop")]
     assert len(hops) == count
     assert all(hop.startswith("  hop 1  a") for hop in hops)
+
+
+def test_a_librarys_span_of_an_agent_is_not_taken_for_the_run() -> None:
+    about: dict[str, Any] = {"remit.run.id": "run_1", "remit.cancel.target.run_id": "run_1"}
+    spans = [
+        SpanRecord("cancel.request", 1, 2, 0, 0.0, 1.0, {}),
+        SpanRecord("cancel.deliver", 1, 3, 2, 0.0, 1.0, about),
+        SpanRecord("invoke_agent mine", 1, 4, 0, 0.0, 1.0, about),
+        SpanRecord("invoke_agent inner", 1, 5, 4, 0.0, 1.0, {**about, "otel.scope.name": "some.library"}),
+    ]
+    assert any("  hop 1  mine  " in line.text for line in cancel_lines(Trace(spans)))
 
 
 def test_a_span_of_nowhere_is_a_root_and_doubles_count_once() -> None:
