@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from remit.cli.trace_page import trace_page
-from remit.cli.waterfall import short_time, waterfall_lines
+from remit.cli.waterfall import cancel_lines, short_time, waterfall_lines
 from remit.telemetry import TelemetrySettings
-from remit.telemetry.files import traces_folder
+from remit.telemetry.files import read_traces, traces_folder
+from remit.telemetry.otlp import encode_spans
 from remit.telemetry.record import SpanRecord
 from remit.telemetry.trace import Trace
 
@@ -134,6 +135,20 @@ def test_without_files_it_is_drawn_from_the_journal(traced: Any, stopped: str) -
     assert result.stdout.count("cancel.deliver") == result.stdout.count("acknowledged") == 3
 
 
+def test_what_has_gone_from_the_files_is_filled_in_from_the_journal(traced: Any, stopped: str) -> None:
+    whole = traced("trace").stdout.splitlines()
+    (path,) = traces_folder(traced.workspace).glob("traces-*.jsonl")
+    kept = list(read_traces(path.parent, stopped))
+    gone = next(span.run_id for span in kept if span.name == "invoke_agent wait")
+    path.write_text(encode_spans([span for span in kept if span.run_id != gone], {}) + "\n")
+    assert len(kept) > len(list(read_traces(path.parent, stopped))) > 0
+    note, *lines = traced("trace").stdout.splitlines()
+    assert note == "3 of its spans are not in the files (any more): drawn from the journal, without hosts' times"
+    # All but what the host alone had told: what the run was at when it heard.
+    assert len(lines) == len(whole) - 1
+    assert [line.split("|")[0].split() for line in lines if not line.startswith("!")][-2:] == [["wait"], ["wait"]]
+
+
 def test_a_turn_at_work_says_that_the_rest_is_to_come(traced: Any) -> None:
     traced("run", traced.target("parent"), "--detach")
     assert traced.agents.started.wait(20)
@@ -171,10 +186,71 @@ def test_lines_fit_and_bars_lie_where_the_time_went(width: int) -> None:
     assert max(len(line.text) for line in lines[1:]) <= max(width, 90)
 
 
+@pytest.mark.parametrize("width", [44, 60, 80, 120])
+def test_lines_of_a_terminal_fit_it_whatever_the_words(width: int) -> None:
+    request = SpanRecord("cancel.request", 1, 3, 2, 0.0, 1.0, {"remit.cancel.reason": "because " * 30})
+    deep = [SpanRecord(f"lock.hold of the {n}th" * 3, 1, 10 + n, 9 + n, 0.0, 1.0, {}) for n in range(1, 9)]
+    trace = Trace([SpanRecord("invoke_workflow t", 1, 2, 0, 0.0, 1.0, {}), request, *deep])
+    lines = waterfall_lines(trace, width=width, is_ascii=True, is_cut=True)[1:]
+    assert max(len(line.text) for line in lines) <= width
+    assert all(line.text.count("|") == 2 for line in lines)
+    assert any("bec" in line.text for line in lines) or width < 60
+    whole = waterfall_lines(trace, width=width, is_ascii=True)
+    assert any("because because because because" in line.text for line in whole)
+
+
+def test_texts_of_others_do_not_get_at_the_terminal() -> None:
+    bad = "\x1b[2Jgone\nnext\u202e"
+    about: dict[str, Any] = {"remit.cancel.reason": bad, "remit.cancel.requester": bad, "remit.cancel.id": "req_1"}
+    request = SpanRecord("cancel.request", 1, 2, 0, 0.0, 1.0, about)
+    hop = SpanRecord("cancel.deliver", 1, 3, 2, 0.0, 1.0, {"gen_ai.agent.name": bad}, error=bad)
+    trace = Trace([request, hop, SpanRecord(bad, 1, 4, 2, 0.0, 1.0, {})])
+    lines = [*waterfall_lines(trace, width=100, is_ascii=True), *cancel_lines(trace)]
+    assert all(line.text.isprintable() for line in lines)
+    assert any("gone" in line.text for line in lines)
+
+
 def test_a_thousand_spans_are_cut_and_counted() -> None:
     lines = waterfall_lines(rows(1_000), width=100, is_ascii=False)
     assert len(lines) == 502
-    assert "501 more spans" in lines[-1].text
+    assert lines[-1].text == "... 501 more spans; --json and --html show all"
+
+
+def test_what_is_cut_off_is_told_if_it_matters() -> None:
+    root = SpanRecord("invoke_workflow t", 1, 1, 0, 0.0, 10.0, {})
+    runs = [SpanRecord("invoke_agent a", 1, n + 10, 1, 0.0, 1.0, {}) for n in range(600)]
+    request = SpanRecord("cancel.request", 1, 2, 1, 5.0, 6.0, {})
+    hops = [SpanRecord("cancel.deliver", 1, n + 3, 2, 5.0, 6.0, {}, error="x" if n else "") for n in range(3)]
+    last = waterfall_lines(Trace([root, *runs, request, *hops]), width=100, is_ascii=True)[-1].text
+    assert last == "... 105 more spans, 4 of a cancel (see --cancel), 2 errors; --json and --html show all"
+
+
+@pytest.mark.timeout(20)
+def test_a_cancel_of_ten_thousand_runs_is_drawn_in_a_moment() -> None:
+    # Looking through all spans for the name of each hop would take minutes.
+    count = 10_000
+    request = SpanRecord("cancel.request", 1, 2, 1, 0.0, 1.0, {"remit.cancel.id": "req_1"})
+    spans = [SpanRecord("invoke_workflow t", 1, 1, 0, 0.0, 1.0, {"remit.turn.id": "turn_1"}), request]
+    for n in range(count):
+        about: dict[str, Any] = {"remit.run.id": f"run_{n}", "remit.cancel.target.run_id": f"run_{n}"}
+        spans.append(SpanRecord(f"invoke_agent a{n}", 1, 10 + n, 1, 0.0, 1.0, about))
+        spans.append(SpanRecord("cancel.deliver", 1, 20_000 + n, 2, 0.0, 1.0, about))
+        spans.append(SpanRecord("cancel.observe", 1, 40_000 + n, 20_000 + n, 0.0, 1.0, about))
+    lines = cancel_lines(Trace(spans))
+    hops = [line.text.split(",")[0] for line in lines if line.text.startswith("  hop")]
+    assert len(hops) == count
+    assert all(hop.startswith("  hop 1  a") for hop in hops)
+
+
+def test_a_librarys_span_of_an_agent_is_not_taken_for_the_run() -> None:
+    about: dict[str, Any] = {"remit.run.id": "run_1", "remit.cancel.target.run_id": "run_1"}
+    spans = [
+        SpanRecord("cancel.request", 1, 2, 0, 0.0, 1.0, {}),
+        SpanRecord("cancel.deliver", 1, 3, 2, 0.0, 1.0, about),
+        SpanRecord("invoke_agent mine", 1, 4, 0, 0.0, 1.0, about),
+        SpanRecord("invoke_agent inner", 1, 5, 4, 0.0, 1.0, {**about, "otel.scope.name": "some.library"}),
+    ]
+    assert any("  hop 1  mine  " in line.text for line in cancel_lines(Trace(spans)))
 
 
 def test_a_span_of_nowhere_is_a_root_and_doubles_count_once() -> None:

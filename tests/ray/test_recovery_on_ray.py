@@ -287,7 +287,7 @@ Node(
     RayParams(
         gcs_address=sys.argv[1],
         node_ip_address="127.0.0.1",
-        num_cpus=2,
+        num_cpus=int(sys.argv[3]),
         object_store_memory=100_000_000,
         min_worker_port=0,
         max_worker_port=0,
@@ -301,12 +301,14 @@ time.sleep(600)
 
 
 @contextmanager
-def second_node(environment: dict[str, str], address: str, log: Path) -> Iterator[Callable[[], None]]:
+def second_node(
+    environment: dict[str, str], address: str, log: Path, *, num_cpus: int = 2
+) -> Iterator[Callable[[], None]]:
     """Start another node of the cluster on this machine; yields what kills it like a power cut."""
     temp_dir = str(Path(environment["REMIT_STATE_DIR"]) / "ray")
     with log.open("wb") as output:
         node = subprocess.Popen(
-            [sys.executable, "-c", _SECOND_NODE, address, temp_dir],
+            [sys.executable, "-c", _SECOND_NODE, address, temp_dir, str(num_cpus)],
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +177,84 @@ def test_a_host_that_is_killed_right_after_a_runs_end_loses_no_span(
     own = [s for s in spans if s.run_id == run_id and s.name == "invoke_agent uses_library"]
     assert {s.attributes["remit.outcome"] for s in own} == {"succeeded"}
     assert len(own) == 2
+
+
+_TRACED_DRIVER = """
+import asyncio, sys
+from opentelemetry import trace
+from remit.agents import agent
+from remit.coordinator import Coordinator
+from remit.core import TurnCancelled
+
+@agent
+async def child(ctx):
+    with trace.get_tracer("some.library").start_as_current_span("chat model"):
+        pass
+    await ctx.sleep(600)
+
+@agent(isolation="actor")
+async def parent(ctx):
+    run = await ctx.delegate(child)
+    (ctx.workspace / "delegated").touch()
+    await run.result()
+
+async def main(workspace):
+    async with Coordinator.open(workspace) as coordinator:
+        try:
+            async with coordinator.turn("traced") as turn:
+                run = await turn.delegate(parent)
+                while not any(each.agent == "child" and each.state == "running" for each in await coordinator.runs()):
+                    await asyncio.sleep(0.05)
+                await (await coordinator.cancel(turn.id, "enough")).quiet()
+                await run.result()
+        except TurnCancelled:
+            print(turn.id, trace.get_tracer_provider().__class__.__module__)
+        await coordinator.shutdown("test", timeout_s=10.0)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+RAYS_HOOK = "ray.util.tracing.setup_local_tmp_tracing:setup_tracing"
+RAYS_FOLDER = Path("/tmp/spans")
+
+
+@contextmanager
+def rays_tracing() -> Iterator[None]:
+    """Switch on Ray's own tracing for processes that begin in the block, as `ray start` does if told to."""
+    from remit.coordinator import ray_engine
+
+    store: Any = ray_engine.ray._private.worker.global_worker.gcs_client
+    place = ray_engine.ray._private.ray_constants.KV_NAMESPACE_TRACING
+    before = set(RAYS_FOLDER.glob("*")) if RAYS_FOLDER.exists() else None
+    store.internal_kv_put(b"tracing_startup_hook", RAYS_HOOK.encode(), True, place)
+    try:
+        yield
+    finally:
+        store.internal_kv_del(b"tracing_startup_hook", False, place)
+        for path in set(RAYS_FOLDER.glob("*")) - (before or set()):
+            path.unlink(missing_ok=True)
+        if before is None and RAYS_FOLDER.exists():
+            RAYS_FOLDER.rmdir()
+
+
+@pytest.mark.requirement("G1")
+def test_rays_own_tracing_may_be_on(ray_connection: None, ray_node: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_TRACED_DRIVER)
+    with rays_tracing():
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "script.py"), str(tmp_path)],
+            env=ray_node,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    turn_id, module = done.stdout.split()
+    assert module.startswith("opentelemetry.sdk"), "Ray did not call its hook"
+    spans = list(read_traces(traces_folder(tmp_path), turn_id))
+    assert {s.attributes["remit.outcome"] for s in spans if s.name.startswith("invoke_")} == {"cancelled"}
+    assert len([s for s in spans if s.name == "cancel.observe"]) == 3
+    assert [s.error for s in spans if s.error] == []
+    assert len({s.trace_id for s in spans}) == 1

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 from typing import Any
 
 from remit.agents import RunContext, agent
 from remit.agents.sync_context import SyncRunContext
-from remit.core import RunCancelled, RunFailed, RunLost, RunTimedOut
+from remit.core import RunCancelled
 from remit.locks import write
 from remit.telemetry import ObservedAt, waiting_at
 from tests.agents.bodies import Stage
@@ -73,6 +72,30 @@ async def middle(ctx: RunContext) -> None:
 
 
 @agent
+async def waits_for_one(ctx: RunContext) -> str:
+    """Make the best of a child that was stopped, as no parent may that is stopped itself."""
+    run = await ctx.delegate(plain)
+    while not run.is_settled:  # has its slot all the while, and so needs no order to go on
+        await asyncio.sleep(0.01)
+    try:
+        await run.result()
+    except RunCancelled:
+        Stage(ctx.workspace).note("made up")
+        raise
+    return "done"
+
+
+@agent
+async def looks_on(ctx: RunContext, run_id: str) -> str:
+    """Wait for a run that somebody else has delegated."""
+    run = ctx.run(run_id)
+    Stage(ctx.workspace).note("looks on")
+    outcome = await run.wait()
+    assert outcome is not None
+    return outcome.value
+
+
+@agent
 async def boom(ctx: RunContext) -> None:
     raise ValueError("the secret is 12345")
 
@@ -103,33 +126,6 @@ async def bad_tidy(ctx: RunContext) -> None:
         await ctx.sleep(600)
     finally:
         raise OSError("no space left")
-
-
-@agent
-async def grow(ctx: RunContext, seed: int, depth: int) -> int:
-    """Do something of everything, by a seed."""
-    choice = random.Random(seed)
-    for _ in range(choice.randrange(4)):
-        await asyncio.sleep(0)
-    if depth:
-        runs = [
-            await ctx.delegate(grow, seed=seed * 7 + number, depth=depth - 1) for number in range(choice.randrange(3))
-        ]
-        try:
-            if choice.random() < 0.8:
-                await ctx.gather(*runs)
-        except (RunFailed, RunCancelled, RunTimedOut, RunLost):
-            if choice.random() < 0.5:
-                raise
-    what = choice.random()
-    if what < 0.15:
-        raise ValueError("by the seed")
-    if what < 0.5:
-        async with ctx.claim(write(f"file-{choice.randrange(3)}")):
-            await ctx.sleep(0.001 * choice.randrange(30))
-    elif what < 0.8:
-        await ctx.sleep(0.001 * choice.randrange(60))
-    return seed
 
 
 @agent

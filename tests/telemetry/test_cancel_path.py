@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from remit.coordinator import RunOptions, Turn
-from remit.core import TurnCancelled
+from remit.core import Outcome, TurnCancelled
 from remit.core.events import CancelRequested, ProcessEnded, RunEnded, TurnEnded
 from remit.telemetry.names import SpanKind
 from remit.telemetry.record import SpanRecord
 from remit.testing import await_until
 from tests.agents.bodies import Stage, wait_at
 from tests.agents.world import in_loop
-from tests.telemetry.bodies import bad_tidy, computes, give, in_line, middle, plain
+from tests.telemetry.bodies import bad_tidy, computes, give, in_line, looks_on, middle, plain, waits_for_one
 from tests.telemetry.world import Traced, traced
 
 
@@ -40,7 +40,8 @@ async def swarm(world: Traced, workspace: Path) -> Turn:
     stage = Stage(workspace)
 
     async def hold() -> None:
-        async with world.coordinator.turn("swarm") as turn:
+        # Under load a body may take longer than the usual grace, and an escalation would be one more error.
+        async with world.coordinator.turn("swarm", grace_s=60.0) as turn:
             runs = [await turn.delegate(middle)]
             await stage.until_noted("held", "computes", "streams")
             while not await world.coordinator.approvals():
@@ -308,6 +309,64 @@ async def test_a_second_cancel_joins_the_first_and_has_no_hops_of_its_own(tmp_pa
     assert set(requests) == {first.request_id, second.request_id}
     assert requests[second.request_id].attributes["remit.cancel.joined"] == first.request_id
     assert {s.attributes["remit.cancel.id"] for s in spans if s.name == "cancel.observe"} == {first.request_id}
+
+
+@pytest.mark.requirement("G2")
+@in_loop
+async def test_a_parent_whose_child_ends_before_its_own_order_comes_is_cancelled_all_the_same(tmp_path: Path) -> None:
+    async with traced(tmp_path) as world:
+        async with world.coordinator.turn("t") as turn:
+            run = await turn.delegate(waits_for_one)
+            await Stage(tmp_path).until_noted("plain")
+            view = await world.coordinator.run(run.id)
+            host = world.system.engine.hosts[view.host_id]
+            host.hold_orders()  # the child has a host of its own, whose order is not held up
+            receipt = await world.coordinator.cancel(run.id, "enough")
+            await run.wait()
+            host.pass_orders()
+            await receipt.quiet()
+        assert run.outcome is Outcome.CANCELLED
+        observed = {s.attributes["gen_ai.agent.name"]: s for s in await world.spans() if s.name == "cancel.observe"}
+    assert set(observed) == {"waits_for_one", "plain"}
+    assert Stage(tmp_path).notes().count("made up") == 0
+
+
+@in_loop
+async def test_whoever_watches_the_run_of_a_stopped_parent_is_not_stopped(tmp_path: Path) -> None:
+    async with traced(tmp_path) as world:
+        async with world.coordinator.turn("t") as turn:
+            run = await turn.delegate(waits_for_one)
+            await Stage(tmp_path).until_noted("plain")
+            (below,) = [each for each in await world.coordinator.runs() if each.parent_id == run.id]
+            watching = await turn.delegate(looks_on, run_id=below.id)
+            await Stage(tmp_path).until_noted("looks on")
+            await await_until(lambda: "subscribe" in world.system.calls)
+            await (await world.coordinator.cancel(run.id, "enough")).quiet()
+            assert await watching.result() == "cancelled"
+
+
+@pytest.mark.requirement("G2")
+@in_loop
+async def test_a_holder_that_stops_its_own_turn_has_heard_it_before_the_notice_comes(tmp_path: Path) -> None:
+    async with traced(tmp_path) as world:
+        calls = world.system.calls
+
+        async def let_notices_through() -> None:
+            await await_until(lambda: "finish_turn" in calls, timeout_s=60.0)
+            world.system.let_through("poll")
+
+        with pytest.raises(TurnCancelled):
+            async with world.coordinator.turn("t") as turn:
+                world.system.shut("poll")
+                parked = calls.count("poll")
+                await await_until(lambda: calls.count("poll") > parked, timeout_s=60.0)
+                later = asyncio.ensure_future(let_notices_through())
+                await turn.cancel("enough")
+                await turn.sleep(600)
+        await later
+        spans = await world.spans()
+    assert one(spans, "cancel.deliver").attributes["remit.cancel.delivery"] == "acknowledged"
+    assert one(spans, "cancel.observe").run_id == turn.id
 
 
 @in_loop

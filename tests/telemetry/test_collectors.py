@@ -132,6 +132,28 @@ def test_a_text_that_utf_8_cannot_hold_costs_no_span(receiver: Receiver, tmp_pat
     assert names == {"invoke_workflow caf\\udce9", "invoke_agent add", "invoke_workflow failing"}
 
 
+@pytest.mark.requirement("G9")
+def test_what_is_counted_seldom_begins_with_nothing(receiver: Receiver, tmp_path: Path) -> None:
+    # The increase of a series whose first value is 1 is none: the first leftover of all would raise no alert.
+    recorder = open_recorder(settings(), tmp_path)
+    assert recorder is not None
+    recorder.close()
+    found = {
+        (name, *attributes_of(point).values()): point.as_int
+        for name, metric in receiver.metrics().items()
+        for point in metric.sum.data_points
+    }
+    assert found == {
+        ("remit.cancel.leftovers",): 0,
+        ("remit.effects.uncertain",): 0,
+        ("remit.reports.refused",): 0,
+        ("remit.telemetry.dropped",): 0,
+        ("remit.cancel.escalations", "process"): 0,
+        ("remit.cancel.escalations", "drain_host"): 0,
+        ("remit.cancel.escalations", "kill_host"): 0,
+    }
+
+
 @pytest.mark.requirement("G8")
 @pytest.mark.requirement("B41")
 def test_a_collector_that_never_answers_changes_nothing_but_a_counter(deaf: Receiver, tmp_path: Path) -> None:

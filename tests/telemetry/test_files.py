@@ -129,6 +129,27 @@ def test_torn_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
     assert [span.span_id for span in read_traces(tmp_path, "turn_x")] == [1]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"name":"x"', '"name":5'),
+        ('"name":"x"', '"name":null'),
+        ('"traceId":"', '"traceId":"zz'),
+        ('"startTimeUnixNano":"', '"startTimeUnixNano":"' + "9" * 400),
+        ('"startTimeUnixNano":"', '"startTimeUnixNano":"x'),
+        ('"attributes":[', '"attributes":[5,'),
+        ('"attributes":[', '"attributes":[{"key":"k","value":"v"},'),
+        ('{"resourceSpans":', "[" * 200_000 + '{"resourceSpans":'),
+    ],
+)
+def test_a_line_that_is_broken_anywhere_costs_nothing_but_itself(tmp_path: Path, old: str, new: str) -> None:
+    good = encode_spans([record(name="x", attributes={"remit.turn.id": "turn_x"})], {})
+    assert old in good
+    (tmp_path / "traces-1.jsonl").write_text(f"{good.replace(old, new)}\n{good}\n\x00turn_x\n")
+    (tmp_path / "traces-2.jsonl").mkdir()
+    assert [span.name for span in read_traces(tmp_path, "turn_x")] == ["x"]
+
+
 @pytest.mark.requirement("G8")
 def test_a_disk_that_refuses_is_counted(tmp_path: Path) -> None:
     blocked = tmp_path / "file"

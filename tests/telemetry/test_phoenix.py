@@ -2,6 +2,8 @@
 
 `REMIT_TEST_PHOENIX=install` installs Phoenix into an environment of its own (600 MB) for the test;
 `REMIT_TEST_PHOENIX=/path/to/phoenix` uses one that is there. It is up after about a minute.
+With `REMIT_TEST_PICTURE=docs/images/trace-in-phoenix.png` the picture of the documentation is taken too; that
+takes Chromium, and playwright beside Phoenix.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,7 +30,9 @@ from tests.telemetry.test_cancel_path import swarm
 from tests.telemetry.world import Kept, Traced
 
 ASKED = os.environ.get("REMIT_TEST_PHOENIX", "")
+PICTURE = os.environ.get("REMIT_TEST_PICTURE", "")
 PROJECT = "remit-test"
+MOST_PICTURE_BYTES = 300_000
 
 pytestmark = [
     pytest.mark.skipif(not ASKED, reason="REMIT_TEST_PHOENIX=install, or its path, asks for it"),
@@ -48,7 +52,7 @@ def _executable(folder: Path) -> Path:
     if ASKED != "install":
         return Path(ASKED)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    subprocess.run([str(folder / "bin" / "pip"), "install", "-q", "arize-phoenix"], check=True)
+    subprocess.run([str(folder / "bin" / "pip"), "install", "-q", "arize-phoenix", "playwright"], check=True)
     return folder / "bin" / "phoenix"
 
 
@@ -69,9 +73,17 @@ def _post(url: str, document: Any) -> Any:
         return json.load(answer)
 
 
+class Server(NamedTuple):
+    """A Phoenix that is up."""
+
+    address: str
+    python: Path
+    """The interpreter that it was installed for."""
+
+
 @pytest.fixture(scope="module")
-def phoenix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start Phoenix on loopback, with its agent off, and return its address."""
+def phoenix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Start Phoenix on loopback, with its agent off."""
     folder = tmp_path_factory.mktemp("phoenix")
     port = _free_port()
     off = ("AGENTS_DISABLE_BASH", "AGENTS_DISABLE_WEB_ACCESS", "AGENTS_DISABLE_GITHUB", "DISABLE_AGENT_ASSISTANT")
@@ -86,10 +98,9 @@ def phoenix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         **{f"PHOENIX_{name}": "true" for name in off},
     }
     (folder / "data").mkdir()
+    executable = _executable(folder / "env")
     with (folder / "log").open("w") as log:
-        server = subprocess.Popen(
-            [str(_executable(folder / "env")), "serve"], env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
+        server = subprocess.Popen([str(executable), "serve"], env=environment, stdout=log, stderr=subprocess.STDOUT)
     address = f"http://127.0.0.1:{port}"
 
     def is_up() -> bool:
@@ -102,16 +113,16 @@ def phoenix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     try:
         wait_until(is_up, timeout_s=600.0)
-        yield address
+        yield Server(address, executable.parent / "python")
     finally:
         server.terminate()
         server.wait(60)
 
 
 def test_the_trace_is_there_and_can_be_searched_by_its_outcome(
-    phoenix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    phoenix: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{phoenix}/v1/traces")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{phoenix.address}/v1/traces")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"openinference.project.name={PROJECT}")
     kept = Kept()
     settings = TelemetrySettings.from_env(os.environ)
@@ -131,7 +142,7 @@ def test_the_trace_is_there_and_can_be_searched_by_its_outcome(
 
     def all_there() -> bool:
         try:
-            found[:] = _get(f"{phoenix}/v1/projects/{PROJECT}/spans?{query}")["data"]
+            found[:] = _get(f"{phoenix.address}/v1/projects/{PROJECT}/spans?{query}")["data"]
         except urllib.error.HTTPError:
             return _not_yet()
         return len(found) >= len(kept.spans) or _not_yet()
@@ -147,7 +158,7 @@ def test_the_trace_is_there_and_can_be_searched_by_its_outcome(
     assert errors == ["cancel.deliver"]
 
     nodes = _post(
-        f"{phoenix}/graphql",
+        f"{phoenix.address}/graphql",
         {
             "query": "query($name: String!, $f: String) { getProjectByName(name: $name) "
             "{ spans(first: 500, filterCondition: $f) { edges { node { name } } } } }",
@@ -157,3 +168,11 @@ def test_the_trace_is_there_and_can_be_searched_by_its_outcome(
     names = [edge["node"]["name"] for edge in nodes]
     wanted = [span.name for span in kept.spans if span.attributes.get("remit.outcome") == "cancelled"]
     assert sorted(names) == sorted(wanted)
+    if PICTURE:
+        picture = Path(PICTURE).resolve()
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        trace = f"{kept.spans[0].trace_id:032x}"
+        script = Path(__file__).with_name("picture.py")
+        words = [str(phoenix.python), str(script), phoenix.address, PROJECT, trace, str(picture)]
+        subprocess.run(words, check=True, timeout=300)
+        assert 0 < picture.stat().st_size < MOST_PICTURE_BYTES

@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from remit.agents import RunContext, agent
 from remit.core import Cause, CauseKind, RunCancelled, TurnCancelled
 from remit.telemetry import span
+from remit.telemetry.carrier import format_carrier
 from remit.telemetry.files import read_traces, traces_folder
 from remit.telemetry.hosting import HostTelemetry, attempt_carrier
 from remit.telemetry.recorder import Recorder
@@ -111,6 +112,34 @@ async def test_who_asks_for_a_cancel_has_a_span_that_is_linked_both_ways(
     assert [(each.context.trace_id, each.context.span_id) for each in asked.links] == [(whole.trace_id, whole.span_id)]
     hit = {link.span_id for link in request.links if link.attributes["remit.link"] == "cancels"}
     assert len(hit) == 2  # the run and the holder
+
+
+@pytest.mark.requirement("G1")
+@in_loop
+async def test_a_cancel_is_linked_to_whoever_started_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with traced(tmp_path) as world:
+        async with world.coordinator.turn("t") as turn:
+            run = await turn.delegate(nap)
+            await Stage(tmp_path).until_noted("nap began")
+            monkeypatch.setenv("TRACEPARENT", format_carrier(10, 11))
+            await (await world.coordinator.cancel(run.id, "enough")).quiet()
+        request = next(s for s in await world.spans() if s.name == "cancel.request")
+    assert request.links[0] == (10, 11, {"remit.link": "requested_by"})
+    assert request.attributes["remit.cancel.requester.trace_id"] == f"{10:032x}"
+    assert request.trace_id != 10
+
+
+@pytest.mark.requirement("G1")
+@in_loop
+async def test_a_turn_is_below_whoever_started_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEPARENT", format_carrier(10, 11))
+    async with traced(tmp_path) as world:
+        async with world.coordinator.turn("t"):
+            pass
+        (whole,) = await world.spans()
+    assert (whole.trace_id, whole.parent_id) == (10, 11)
 
 
 @pytest.mark.requirement("G7")

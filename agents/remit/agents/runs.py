@@ -29,6 +29,7 @@ from remit.core.messages import (
 )
 from remit.core.outcome import Outcome
 from remit.core.scope import shielded
+from remit.core.signal import CancelSignal
 from remit.locks import Claim
 from remit.telemetry.carrier import current_carrier
 from remit.telemetry.spans import start_cancel_span
@@ -73,6 +74,11 @@ class Owner(Protocol):
     @property
     def session(self) -> ClientSession:
         """The connection that the handles came through."""
+        ...
+
+    @property
+    def signal(self) -> CancelSignal:
+        """What it is stopped by."""
         ...
 
     @property
@@ -262,6 +268,11 @@ class Run:
     def notice(self, notice: Notice) -> None:
         """Take the end of this run (called by the session)."""
         if isinstance(notice, EndedNotice):
+            signal = self._owner.signal
+            if notice.above is not None and signal.name == notice.parent_id:
+                # The order to stop is on another channel and may be behind: whoever looks at this end
+                # has to see its own first.
+                signal.set(notice.above)
             self._settle(notice, None)
 
     def lost_contact(self, error: RemitError) -> None:
@@ -389,8 +400,12 @@ async def request_cancel(
     dry_run: bool = False,
     surface: str = "",
     requester: str = "",
+    trace: str = "",
 ) -> CancelReceipt:
-    """Ask the coordinator to stop something, and `also` something else, and return the one receipt."""
+    """Ask the coordinator to stop something, and `also` something else, and return the one receipt.
+
+    `trace` is the carrier of whoever started this process, for where no span is open.
+    """
     span = start_cancel_span(target, reason)
     request = CancelRequest(
         request_id=session.ids.request(),
@@ -405,7 +420,7 @@ async def request_cancel(
         kill=kill,
         grace_s=grace_s,
         dry_run=dry_run,
-        trace=span.carrier or current_carrier(),
+        trace=span.carrier or current_carrier() or trace,
     )
     # Whoever cancels the turn that it is in wants the receipt all the same.
     outcome = Outcome.FAILED

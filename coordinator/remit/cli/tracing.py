@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from remit.cli.lines import Line
@@ -18,7 +21,7 @@ from remit.core.events import decode_event
 from remit.telemetry.files import read_traces, traces_folder
 from remit.telemetry.fold import Folder
 from remit.telemetry.record import SpanRecord
-from remit.telemetry.trace import Trace, span_dict
+from remit.telemetry.trace import Trace, is_node, span_dict
 
 __all__ = ["show_trace"]
 
@@ -35,10 +38,10 @@ def show_trace(workspace: Path, target: str | None, *, only_cancels: bool, as_js
         NotFound: no such turn, or nothing is known of what it did.
         InvalidArgument: the page cannot be written there.
     """
-    with opened(workspace) as records:
+    with _without_collections(), opened(workspace) as records:
         node = records.latest_turn() if target is None else records.find(target)
         turn = records.state.nodes.get(node.turn_id, node)
-        spans, is_from_journal = _spans_of(records, turn)
+        spans, drawn = _spans_of(records, turn)
         if not spans:
             raise NotFound(f"{turn.id} has no finished span yet; `remit tree {turn.id}` shows what is at work")
         trace = Trace(spans)
@@ -52,7 +55,19 @@ def show_trace(workspace: Path, target: str | None, *, only_cancels: bool, as_js
             shown = [] if only_cancels else [span_dict(row.span) for row in trace.rows(is_whole=True)]
             print_json({**document, "cancels": cancels, "spans": shown})
             return
-        print_lines([*_notes(turn, is_from_journal=is_from_journal), *_drawn(trace, only_cancels=only_cancels)])
+        print_lines([*_notes(turn, drawn=drawn, spans=len(spans)), *_drawn(trace, only_cancels=only_cancels)])
+
+
+@contextmanager
+def _without_collections() -> Generator[None]:
+    """Keep the collector of cycles from looking through all spans again and again: a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _drawn(trace: Trace, *, only_cancels: bool) -> list[Line]:
@@ -60,33 +75,43 @@ def _drawn(trace: Trace, *, only_cancels: bool) -> list[Line]:
         return cancel_lines(trace)
     width = shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
     is_ascii = "utf" not in (sys.stdout.encoding or "").lower()
-    return waterfall_lines(trace, width=width, is_ascii=is_ascii)
+    return waterfall_lines(trace, width=width, is_ascii=is_ascii, is_cut=sys.stdout.isatty())
 
 
-def _notes(turn: Node, *, is_from_journal: bool) -> list[Line]:
+def _notes(turn: Node, *, drawn: int, spans: int) -> list[Line]:
     lines: list[Line] = []
     if not turn.is_ended:
         lines.append(Line(f"{turn.id} has not ended: only finished spans are here; `remit tree` shows the rest"))
-    if is_from_journal:
-        lines.append(Line("its traces are not in the files (any more): drawn from the journal, without hosts' times"))
+    if drawn:
+        what = "its traces" if drawn == spans else f"{drawn} of its spans"
+        lines.append(Line(f"{what} are not in the files (any more): drawn from the journal, without hosts' times"))
     return [Line(line.text, "yellow") for line in lines]
 
 
-def _spans_of(records: Records, turn: Node) -> tuple[list[SpanRecord], bool]:
-    """Return a turn's spans, and whether they had to be made from the journal."""
+def _spans_of(records: Records, turn: Node) -> tuple[list[SpanRecord], int]:
+    """Return a turn's spans, and how many had to be made from the journal."""
     folder = traces_folder(records.workspace)
     limit = time.monotonic() + _SETTLE_S
     while True:
         spans = list(read_traces(folder, turn.id))
-        is_whole = any(s.run_id == turn.id and s.name.startswith("invoke_workflow") for s in spans)
+        found = {span.run_id for span in spans if is_node(span)}
         # They follow the end of the turn by a moment; a turn that ended long ago gets no more.
         is_fresh = turn.is_ended and records.is_live and time.time() - (turn.ended_at or 0.0) < _SETTLE_S
-        if is_whole or not is_fresh or time.monotonic() > limit:
+        if turn.id in found or not is_fresh or time.monotonic() > limit:
             break
         time.sleep(_LOOK_S)
-    if is_whole or not turn.is_ended:
-        return spans, False
-    return _fold(records, turn.id), True
+    if not turn.is_ended or found.issuperset(_ended_nodes(records, turn)):
+        return spans, 0
+    known = {span.span_id for span in spans}
+    drawn = [span for span in _fold(records, turn.id) if span.span_id not in known]
+    return [*spans, *drawn], len(drawn)
+
+
+def _ended_nodes(records: Records, turn: Node) -> Iterator[str]:
+    """Yield the turn and those of its runs that have ended: each has had a span."""
+    for node in records.state_of(turn).nodes.values():
+        if node.turn_id == turn.id and node.is_ended:
+            yield node.id
 
 
 def _fold(records: Records, turn_id: str) -> list[SpanRecord]:

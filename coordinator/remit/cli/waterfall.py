@@ -11,7 +11,9 @@ _STYLES = {"error": "red", "stopped": "yellow", "cancel": "bold yellow", "plain"
 _UNICODE = {"error": "█", "stopped": "▒", "cancel": "▬", "plain": "█"}
 _ASCII = {"error": "x", "stopped": "-", "cancel": "!", "plain": "="}
 _MOST_ROWS = 500
-_LEAST_BAR = 20
+_LEAST_BAR = 8
+_LEAST_LABEL = 16
+_NOTE_WIDTH = 24
 _TIME_WIDTH = 9
 
 
@@ -28,19 +30,22 @@ def short_time(seconds: float) -> str:
     return f"{seconds / 60:.1f} min"
 
 
-def waterfall_lines(trace: Trace, *, width: int, is_ascii: bool) -> list[Line]:
+def waterfall_lines(trace: Trace, *, width: int, is_ascii: bool, is_cut: bool = False) -> list[Line]:
     """Return a trace as a waterfall: one line a span, parents first, steps of cancels marked with `!`.
 
     Args:
         trace: what to draw.
         width: columns of the terminal.
         is_ascii: without block characters.
+        is_cut: whether notes are cut too, so that no line is longer than a terminal of 44 columns or more.
     """
     rows = trace.rows()
     shown = rows[:_MOST_ROWS]
-    labels = [f"{'!' if row.is_cancel else ' '} {'  ' * row.depth}{row.label}" for row in shown]
-    label_width = min(max((len(label) for label in labels), default=0), max(24, width * 2 // 5))
-    bar_width = max(_LEAST_BAR, width - label_width - _TIME_WIDTH - 28)
+    labels = [_plain(f"{'!' if row.is_cancel else ' '} {'  ' * row.depth}{row.label}") for row in shown]
+    label_width = min(max((len(label) for label in labels), default=0), max(_LEAST_LABEL, width * 2 // 5))
+    left = width - label_width - _TIME_WIDTH - len(" ||  ")
+    bar_width = max(_LEAST_BAR, left - _NOTE_WIDTH)
+    note_width = max(0, left - bar_width) if is_cut else None
     start, span_s = trace.start, max(trace.end - trace.start, 1e-9)
     marks = _ASCII if is_ascii else _UNICODE
     head = f"trace {trace.trace_id}, {short_time(span_s)}, {_count(len(trace.spans), 'span')}"
@@ -48,11 +53,26 @@ def waterfall_lines(trace: Trace, *, width: int, is_ascii: bool) -> list[Line]:
     for row, label in zip(shown, labels, strict=True):
         bar = _bar(row, start, span_s, bar_width, marks[row.kind])
         time = short_time(row.span.seconds).rjust(_TIME_WIDTH)
-        text = f"{_cut(label, label_width).ljust(label_width)} |{bar}|{time}  {row.note}".rstrip()
+        note = _plain(row.note) if note_width is None else _cut(_plain(row.note), note_width)
+        text = f"{_cut(label, label_width).ljust(label_width)} |{bar}|{time}  {note}".rstrip()
         lines.append(Line(text, _STYLES[row.kind]))
     if len(rows) > len(shown):
-        lines.append(Line(f"... {len(rows) - len(shown)} more spans; --json and --html show all"))
+        lines.append(Line(_rest(rows[_MOST_ROWS:])))
     return lines
+
+
+def _rest(rows: list[Row]) -> str:
+    """Say what is not shown, and what of it people look for."""
+    cancels, errors = sum(row.is_cancel for row in rows), sum(bool(row.span.error) for row in rows)
+    text = f"... {_count(len(rows), 'more span')}"
+    text += f", {cancels} of a cancel (see --cancel)" if cancels else ""
+    text += f", {_count(errors, 'error')}" if errors else ""
+    return f"{text}; --json and --html show all"
+
+
+def _plain(text: str) -> str:
+    """Return a text on one line that says nothing to the terminal itself: names and reasons are of others."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def _bar(row: Row, start: float, span_s: float, width: int, mark: str) -> str:
@@ -62,7 +82,7 @@ def _bar(row: Row, start: float, span_s: float, width: int, mark: str) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "~"
+    return text if len(text) <= width else text[: max(0, width - 1)] + "~"[:width]
 
 
 def cancel_lines(trace: Trace) -> list[Line]:
@@ -72,7 +92,7 @@ def cancel_lines(trace: Trace) -> list[Line]:
         return [Line("nothing was cancelled in this turn")]
     lines: list[Line] = []
     for path in paths:
-        lines.extend(_path_lines(path))
+        lines.extend(Line(_plain(line.text), line.style) for line in _path_lines(path))
     return lines
 
 

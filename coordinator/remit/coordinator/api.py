@@ -484,6 +484,7 @@ class Coordinator:
             actor=actor,
             grace_s=grace_s,
             dry_run=dry_run,
+            trace=os.environ.get("TRACEPARENT", ""),
         )
 
     async def drain(self, node: str, reason: str = "", *, undo: bool = False) -> DrainAnswer:

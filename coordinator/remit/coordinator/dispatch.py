@@ -349,6 +349,7 @@ class Dispatcher:
     def notice(self, node: Node, payload: bytes | None) -> EndedNotice:
         """Return the notice of an ended node."""
         assert node.outcome is not None
+        owner = self._state.nodes.get(node.parent_id)
         return EndedNotice(
             node.id,
             node.outcome,
@@ -360,6 +361,8 @@ class Dispatcher:
             payload=payload,
             unconfirmed=node.unconfirmed,
             attempt=node.attempt,
+            parent_id=node.parent_id,
+            above=owner.cause if owner is not None else None,
         )
 
 

@@ -65,6 +65,8 @@ class TurnHolder(Participant):
         self._watch = watch = BodyWatch(self._signal)
         self._take_timing = watch.timing
         self._told_at: float | None = None
+        # Not with the notice: the answer to its own cancel, or the end of a run, may come before that.
+        self._signal.add_callback(lambda _: self._note_told())
         self._ended: EndedNotice | None = None
         self._started = False
         self._lost: RemitError | None = None
@@ -137,7 +139,7 @@ class TurnHolder(Participant):
         """Take a notice about this turn (called by the session)."""
         if isinstance(notice, TurnCancelledNotice):
             self._span.event("remit.cancel.requested", notice.cause)
-            self._told_at = time.monotonic()
+            self._note_told()
             self._signal.set(notice.cause)
         elif isinstance(notice, TurnStartedNotice):
             self._started = True
@@ -148,6 +150,10 @@ class TurnHolder(Participant):
             self._ended = notice
             self._span.end(notice.outcome, cause=notice.cause, error_type=notice.error_type)
             self._wake()
+
+    def _note_told(self) -> None:
+        if self._told_at is None:
+            self._told_at = time.monotonic()
 
     def lost_contact(self, error: RemitError) -> None:
         """Take note that nothing more will be heard (called by the session)."""
@@ -247,6 +253,9 @@ class TurnHolder(Participant):
 
     def _timing(self) -> BodyTiming:
         """Return how the body took its cancel, for the spans of it."""
+        if self._signal.is_set:
+            # It is marked before anybody is called: a body that looks may be out before its call.
+            self._note_told()
         struck = self._scope.struck_at if self._scope is not None else None
         return self._take_timing(self._told_at, struck)
 

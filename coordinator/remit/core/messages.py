@@ -613,6 +613,10 @@ class EndedNotice(NamedTuple):
     payload: bytes | None = None
     unconfirmed: bool = False
     attempt: int = 0
+    parent_id: str = ""
+    """The turn or run that had delegated it; others may watch it too."""
+    above: Cause | None = None
+    """Why whoever had delegated it is being stopped, if it is: the order to stop may come later than this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from remit.core.texts import clean_text
-from remit.telemetry.names import METRICS, SCOPE, MetricKind, SpanKind
+from remit.telemetry.names import METRICS, SCOPE, SELDOM, MetricKind, SpanKind
 from remit.telemetry.record import Batch, LogRecord, Measurement, SpanRecord
 from remit.telemetry.settings import TelemetrySettings
 
@@ -264,6 +264,8 @@ class _Meters:
                     self._instruments[name] = meter.create_up_down_counter(name, metric.unit, metric.description).add
                 case MetricKind.HISTOGRAM:
                     self._instruments[name] = meter.create_histogram(name, metric.unit, metric.description).record
+        for name, attributes in SELDOM:
+            self.add(Measurement(name, 0, attributes))
 
     def add(self, measurement: Measurement) -> None:
         """Add one value."""

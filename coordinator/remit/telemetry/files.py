@@ -174,5 +174,5 @@ def read_traces(folder: Path, mark: str) -> Iterator[SpanRecord]:
 def _spans_of(line: str) -> list[SpanRecord]:
     try:
         return list(decode_spans(line))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return []  # torn, or not of ours

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-__all__ = ["METRICS", "SCOPE", "MetricKind", "MetricName", "ObservedAt", "SpanKind"]
+__all__ = ["METRICS", "SCOPE", "SELDOM", "MetricKind", "MetricName", "ObservedAt", "SpanKind"]
 
 SCOPE = "remit"
 """Name of the instrumentation scope of all that is made here."""
@@ -97,3 +97,12 @@ METRICS: dict[str, MetricName] = {
     "remit.telemetry.dropped": MetricName(MetricKind.COUNTER, "{item}", "Spans and records that were not kept."),
 }
 """Every metric, by name. Attributes never hold ids: what they hold is small closed sets."""
+
+SELDOM: tuple[tuple[str, dict[str, str]], ...] = (
+    ("remit.cancel.leftovers", {}),
+    ("remit.effects.uncertain", {}),
+    ("remit.reports.refused", {}),
+    ("remit.telemetry.dropped", {}),
+    *(("remit.cancel.escalations", {"step": step}) for step in ("process", "drain_host", "kill_host")),
+)
+"""Counters that alerts look at. They begin with 0: the increase of a series that begins with 1 is none."""

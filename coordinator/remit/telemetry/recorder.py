@@ -6,6 +6,7 @@
    a collector or a disk does, or fails to do, changes nothing there but a counter.
 2. What waits is bounded; what does not fit is dropped, whole, and counted.
 3. Order is kept: reports come before the events that they lead to.
+4. Nothing is made while a cancel is on its way to quiet, up to a bound.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from remit.core.messages import BodyTiming, ReportEnded
 from remit.telemetry.carrier import format_carrier, read_carrier
 from remit.telemetry.fold import Folder
 from remit.telemetry.names import METRICS, MetricKind
+from remit.telemetry.patience import Patience
 from remit.telemetry.record import Batch, LogRecord, span_id, trace_id
 
 __all__ = ["Recorder", "Sink"]
@@ -31,8 +33,13 @@ cancel_logger = logging.getLogger("remit.cancel")
 
 PAUSE_S = 0.25
 """How long is waited for more before spans are made: one batch for a burst."""
+_LOOK_S = 0.05
+"""How soon after a cancel is quiet its spans are made."""
 MAX_WAITING = 100_000
 """Decisions that may wait; far beyond what a thread that lives falls behind."""
+HOLD_S = 1.0
+"""How long spans wait for a cancel to become quiet: this thread would take the interpreter from
+the loop that sees it through. A cancel that takes longer has them made meanwhile."""
 FINAL_S = 5.0
 """Bound of all final work."""
 
@@ -87,6 +94,7 @@ class Recorder:
         self._sinks = tuple(sinks)
         self._now = now
         self._pause_s = pause_s
+        self._patience = Patience()
         self._folder = Folder(
             keeps_arguments=keeps_arguments,
             is_measured=any(sink.is_measured for sink in self._sinks),
@@ -109,6 +117,7 @@ class Recorder:
     def events(self, events: Sequence[tuple[Event, bytes | None]]) -> None:
         """Take the events of a decision that is on the disk."""
         if events:
+            self._patience.look(events, time.monotonic())
             self._put(lambda folder: _fold(folder, events))
 
     def reports(self, items: Iterable[object]) -> None:
@@ -163,8 +172,7 @@ class Recorder:
     def _work(self) -> None:
         while True:
             self._wake.wait()
-            if not self._closing:
-                self._hurry.wait(self._pause_s)
+            self._pause()
             self._wake.clear()
             self._hurry.clear()
             asked = [self._asked.popleft() for _ in range(len(self._asked))]
@@ -173,6 +181,12 @@ class Recorder:
                 done.set()
             if self._closing and not self._waiting:
                 return
+
+    def _pause(self) -> None:
+        """Wait for more, and for a cancel to become quiet, unless somebody is in a hurry."""
+        wait_s = self._pause_s
+        while wait_s and not self._closing and not self._hurry.wait(wait_s):
+            wait_s = min(self._patience.left_s(time.monotonic()), _LOOK_S)
 
     def _drain(self) -> None:
         for _ in range(len(self._waiting)):

@@ -47,7 +47,9 @@ class NodeSpan:
     @property
     def carrier(self) -> str:
         """The trace context to send with what is asked for here; the empty text without a span."""
-        return "" if self._span is None else carrier_of(self._span.get_span_context())
+        context = None if self._span is None else self._span.get_span_context()
+        # A program may have loaded an SDK and not set it up: its spans are nowhere.
+        return carrier_of(context) if context is not None and context.is_valid else ""
 
     def event(self, name: str, cause: Cause | None = None) -> None:
         """Note something that happened while the span was open."""

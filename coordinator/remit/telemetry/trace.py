@@ -8,7 +8,7 @@ from typing import Any
 
 from remit.telemetry.record import SpanRecord
 
-__all__ = ["CancelPath", "HopRow", "Row", "Trace", "span_dict"]
+__all__ = ["CancelPath", "HopRow", "Row", "Trace", "is_node", "span_dict"]
 
 _STOPPED = ("cancelled", "stopped")
 
@@ -146,6 +146,8 @@ class Trace:
         for span in self.spans.values():
             parent = span.parent_id if span.parent_id in self.spans else 0
             self._below.setdefault(parent, []).append(span)
+        self._nodes = {span.run_id: span for span in self.spans.values() if is_node(span)}
+        """The spans of turns and runs, as the coordinator has them, by their ids."""
         for children in self._below.values():
             children.sort(key=lambda span: (span.start, span.name.startswith("cancel."), span.end))
 
@@ -226,10 +228,16 @@ class Trace:
             found = self.spans.get(link.span_id)
             if found is not None and not found.name.startswith("invoke_"):
                 return f"{found.name} ({found.attributes.get('process.pid', '')})"
-        for span in self.spans.values():
-            if span.run_id == target and "remit.attempt" not in span.attributes and span.name.startswith("invoke_"):
-                return Row(span, 0).label.removeprefix("invoke_workflow ")
+        node = self._nodes.get(target)
+        if node is not None:
+            return Row(node, 0).label.removeprefix("invoke_workflow ")
         return str(delivery.attributes.get("gen_ai.agent.name", "")) or target
+
+
+def is_node(span: SpanRecord) -> bool:
+    """Tell whether it is the span of a turn or run itself: neither that of an attempt nor a library's of an agent."""
+    attributes = span.attributes
+    return span.name.startswith("invoke_") and "remit.attempt" not in attributes and "otel.scope.name" not in attributes
 
 
 def span_dict(span: SpanRecord) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class InProcessHost:
         self.machine = socket.gethostname()
         self.received: list[str] = []
         """What arrived, in order: `start` and `control`."""
+        self._held: list[bytes] | None = None
         self.is_deaf = False
         """While true, it does not answer a coordinator that asks what it has."""
         self._thread = LoopThread(f"remit-{host_id[-8:]}")
@@ -185,6 +186,19 @@ class InProcessHost:
         """Take orders, in the sender's thread: a blocked loop does not hold them up."""
         if not self._dead:
             self.received.append("control")
+            if self._held is None:
+                self.host.control(orders)
+            else:
+                self._held.append(orders)
+
+    def hold_orders(self) -> None:
+        """Keep orders back until `pass_orders`: nothing says that they arrive before what notices tell."""
+        self._held = []
+
+    def pass_orders(self) -> None:
+        """Take the orders that were kept back, and every further one as it comes."""
+        held, self._held = self._held, None
+        for orders in held or ():
             self.host.control(orders)
 
     async def flush(self, orders: bytes) -> None:
