@@ -29,6 +29,7 @@ from remit.core.messages import (
     StartItem,
 )
 from remit.core.signal import CancelSignal
+from remit.locks import Area
 from remit.processes import CommandResult, JobOutcome, JobResult
 from remit.telemetry.watching import BodyWatch, waiting_at
 
@@ -157,6 +158,10 @@ class RunContext(Participant):
         self.session.watch(run_id, handle)
         return handle
 
+    def _leased_areas(self) -> list[Area]:
+        """Return the areas that are held here, those of the whole run among them."""
+        return [*(Area.from_dict(dict(area)) for area in self._item.claims), *super()._leased_areas()]
+
     # -- handing over --------------------------------------------------------------
 
     def _largest_result(self) -> int:
@@ -236,7 +241,11 @@ class RunContext(Participant):
                 stopped=result.outcome is not JobOutcome.EXITED,
                 escalated=bool(result.escalated),
                 survivors=tuple(str(pid) for pid in result.survivors),
+                git_locks_removed=tool.aftermath.removed,
+                git_locks_left=tool.aftermath.left,
             )
+        for text in (*(f"{path}: removed" for path in tool.aftermath.removed), *tool.aftermath.left):
+            self.log(f"git lock {text}")
         self._outbox.put(report)
 
     def _tool_cut_short(self, tool: ToolProcess) -> None:

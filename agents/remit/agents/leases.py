@@ -27,7 +27,7 @@ from remit.core.delivery import LoopDelivery
 from remit.core.errors import InvalidArgument, RemitError
 from remit.core.messages import AskClaim, ClaimAnswer, ClaimCheck, ClaimNotice, GiveUpClaim, Notice
 from remit.core.scope import shielded
-from remit.locks import Area, AreaKind, Claim, InvalidClaim, PathNotClaimed, write
+from remit.locks import Area, AreaKind, Claim, InvalidClaim, Mode, PathNotClaimed, Workspace, write
 from remit.telemetry.names import ObservedAt
 from remit.telemetry.watching import waiting_at
 
@@ -97,6 +97,8 @@ class _Grant:
 class ClaimHolder(Delegator):
     """Something that may claim paths of the workspace: a turn or a run context."""
 
+    _leases: dict[str, Lease] | None = None
+
     @asynccontextmanager
     async def claim(self, *claims: Claim, timeout_s: float | None = None) -> AsyncGenerator[Lease]:
         """Hold claims for the time of a block: `async with ctx.claim(write("src")) as lease`.
@@ -146,6 +148,9 @@ class ClaimHolder(Delegator):
             areas = workspace.areas(claims)
             lease = await self._acquire_areas(areas, timeout_s)
             if workspace.still_holds(claims, areas):
+                if self._leases is None:
+                    self._leases = {}
+                self._leases[lease.claim_id] = lease
                 return lease
             # A link on the way was changed while we waited: the lease is for the wrong place.
             await self.release(lease)
@@ -182,6 +187,8 @@ class ClaimHolder(Delegator):
 
     async def release(self, lease: Lease) -> None:
         """End a lease. Not a place to be cancelled at: it ends with its holder anyway."""
+        if self._leases is not None:
+            self._leases.pop(lease.claim_id, None)
         request = GiveUpClaim(lease.claim_id, self._node_id)
         with suppress(RemitError):
             async with shielded(_RELEASE_S):
@@ -191,6 +198,24 @@ class ClaimHolder(Delegator):
         """Ask whether a lease is held; see `Lease.check`."""
         self._signal.raise_if_set()
         await self._watched(self.session.request("check_claim", ClaimCheck(self._node_id, lease.claim_id, lease.token)))
+
+    def _leased_areas(self) -> list[Area]:
+        """Return the areas that are held here, as far as this process knows."""
+        return [area for lease in (self._leases or {}).values() for area in lease.areas]
+
+    def _leased_places(self) -> list[str]:
+        """Return the paths that may be written here, relative to the workspace, as far as this process knows."""
+        areas = self._leased_areas()
+        return [a.label or a.key for a in areas if a.mode is Mode.WRITE and a.kind is AreaKind.PATH]
+
+    async def _may_still_write(self, path: str) -> bool:
+        """Ask whether a lease covers a path that is not lent; also for the clean-up after a cancel."""
+        try:
+            area = _area_of(workspace_of(self.workspace_root()), Path(path))
+            await self.session.request("check_claim", ClaimCheck(self._node_id, area=area.to_dict(), in_clean_up=True))
+        except RemitError:
+            return False
+        return True
 
     async def check_path(self, path: str | os.PathLike[str]) -> Path:
         """Return the real place of a path that this turn or run may write now.
@@ -203,9 +228,7 @@ class ClaimHolder(Delegator):
         self._signal.raise_if_set()
         workspace = workspace_of(self.workspace_root())
         place = workspace.resolve(path)
-        # The path itself is what is written; other areas are about links on the way.
-        area = next(area for area in workspace.areas([write(place)]) if area.kind is AreaKind.PATH)
-        request = ClaimCheck(self._node_id, area=area.to_dict())
+        request = ClaimCheck(self._node_id, area=_area_of(workspace, place).to_dict())
         await self._watched(self.session.request("check_claim", request))
         return place
 
@@ -262,6 +285,11 @@ class ClaimHolder(Delegator):
             if await self.check_path(path) != place:
                 raise PathNotClaimed(f"{os.fspath(path)!r} leads somewhere else than when it was opened")
             target.put_in_place()
+
+
+def _area_of(workspace: Workspace, place: Path) -> Area:
+    """Return what is written where a path is: itself; other areas are about links on the way."""
+    return next(area for area in workspace.areas([write(place)]) if area.kind is AreaKind.PATH)
 
 
 async def _result_of(future: asyncio.Future[int]) -> int:

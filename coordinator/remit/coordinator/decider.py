@@ -25,6 +25,7 @@ from remit.coordinator.claiming import (
     clear_swept,
     expire_claim,
     give_up_claim,
+    note_git_locks,
     start_sweeps,
     wait_cycle_over_claims,
 )
@@ -489,6 +490,7 @@ class Decider:
                 goes_on=item.goes_on,
             )
         )
+        note_git_locks(tx, node.id, item.git_locks_removed, item.git_locks_left)
 
     def tick(self, now: float) -> Decision:
         """Do what is due: deadlines, attempt time-outs, escalations, retries, idle hosts."""

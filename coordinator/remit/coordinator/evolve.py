@@ -45,6 +45,7 @@ from remit.core.events import (
     DelegationRefused,
     EffectUncertain,
     Event,
+    GitLocksFound,
     HostBecameReady,
     HostDraining,
     HostGone,
@@ -432,6 +433,12 @@ def _process_ended(state: WorkspaceState, event: ProcessEnded) -> None:
         node.old_processes.pop(event.pid, None)
 
 
+def _git_locks_found(state: WorkspaceState, event: GitLocksFound) -> None:
+    node = state.nodes[event.node_id]
+    node.git_locks_removed += event.removed
+    node.git_locks_left += event.left
+
+
 def _effect_uncertain(state: WorkspaceState, event: EffectUncertain) -> None:
     state.nodes[event.node_id].uncertain += 1
 
@@ -586,6 +593,7 @@ _HANDLERS: dict[type[Event], Callable[[WorkspaceState, Any], None]] = {
     CoordinatorStopping: _coordinator_stopping,
     DelegationRefused: _nothing,
     EffectUncertain: _effect_uncertain,
+    GitLocksFound: _git_locks_found,
     HostBecameReady: _host_ready,
     HostDraining: _host_draining,
     HostGone: _host_gone,

@@ -121,6 +121,8 @@ class Node:
         "error_code",
         "error_type",
         "expired_attempt",
+        "git_locks_left",
+        "git_locks_removed",
         "grace_s",
         "holds_slot",
         "host_id",
@@ -224,6 +226,8 @@ class Node:
         self.old_processes: dict[int, ProcessState] | None = None
         self.processes_stopped = 0
         self.processes_left: tuple[str, ...] = ()
+        self.git_locks_removed: tuple[str, ...] = ()
+        self.git_locks_left: tuple[str, ...] = ()
         self.uncertain = 0
         self.cause: Cause | None = None
         self.cancel_at = 0.0

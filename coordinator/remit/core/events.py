@@ -41,6 +41,7 @@ __all__ = [
     "EffectStarted",
     "EffectUncertain",
     "Event",
+    "GitLocksFound",
     "HostBecameReady",
     "HostDraining",
     "HostGone",
@@ -305,6 +306,16 @@ class ProcessEnded(Event):
     survivors: tuple[str, ...] = ()
     goes_on: bool = False
     """It was put into the background, and is no business of its run any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class GitLocksFound(Event):
+    """Where a program was killed git locks were found: its own are removed, what is not proven to be stays."""
+
+    kind: ClassVar[str] = "git_locks_found"
+    removed: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    """Each with why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,6 +287,8 @@ class ClaimCheck(NamedTuple):
     token: int = 0
     area: Mapping[str, Any] | None = None
     """Asks for this area under any lease of the owner instead of for one lease."""
+    in_clean_up: bool = False
+    """For what has to be cleaned up after a cancel: that the writer is cancelled is no reason to refuse."""
 
 
 class AskApproval(NamedTuple):
@@ -383,6 +385,10 @@ class CancelSummary:
     tokens: int = 0
     """Spent by the target and all below it, so far."""
     cost: float = 0.0
+    git_locks_removed: tuple[str, ...] = ()
+    """Git locks of killed programs that were taken away: their owner was proven gone."""
+    git_locks_left: tuple[str, ...] = ()
+    """Git locks that stay where programs were killed, each with why: a person has to look."""
 
 
 class ReportEnded(NamedTuple):
@@ -458,6 +464,10 @@ class ReportProcess:
     background: bool = False
     goes_on: bool = False
     """With `ended`: it is not over, but in the background from now on."""
+    git_locks_removed: tuple[str, ...] = ()
+    """With `ended`: git locks that it had left when it was killed, and that were taken away."""
+    git_locks_left: tuple[str, ...] = ()
+    """With `ended`: git locks that stay where it was killed, each with why."""
 
 
 Report = ReportEnded | ReportWaiting | ReportResume | ReportSpend | ReportProgress | ReportProcess
