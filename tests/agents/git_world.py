@@ -6,12 +6,10 @@ import os
 import subprocess
 from pathlib import Path
 
-__all__ = ["COMMIT", "ENVIRONMENT", "Repository"]
+__all__ = ["ENVIRONMENT", "Repository"]
 
 ENVIRONMENT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
 _NAMED = ["git", "-c", "user.name=ann", "-c", "user.email=ann@example.org"]
-COMMIT = [*_NAMED, "commit", "-qam", "next"]
-"""Holds the lock of the index while its hook runs."""
 
 
 class Repository:
@@ -35,16 +33,20 @@ class Repository:
         )
         return done.stdout
 
+    def commit(self, folder: Path | None = None) -> list[str]:
+        """Return a command that commits here, wherever it is started; it holds the index while its hook runs."""
+        return [_NAMED[0], "-C", str(folder or self.folder), *_NAMED[1:], "commit", "-qam", "next"]
+
     @property
     def ready(self) -> Path:
         """Made by a hook that holds its git."""
         return self.data / "is-held"
 
     def hold(self, hook: str) -> None:
-        """Let a hook hold its git for ever, deaf to all that is not SIGKILL."""
+        """Let a hook hold its git for ever."""
         path = self.data / "hooks" / hook
         path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\ntrap '' TERM INT HUP\necho > '{self.ready}'\nwhile :; do sleep 60; done\n")
+        path.write_text(f"#!/bin/sh\necho > '{self.ready}'\nexec sleep 600\n")
         path.chmod(0o755)
 
     def let_go(self) -> None:

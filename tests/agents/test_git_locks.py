@@ -15,7 +15,7 @@ from remit.processes import CommandResult, JobResult
 from remit.processes.gitlocks import Aftermath
 from remit.testing import await_until
 from remit.testing.wait import wait_until
-from tests.agents.git_world import COMMIT, ENVIRONMENT, Repository
+from tests.agents.git_world import ENVIRONMENT, Repository
 from tests.agents.tool_world import CAUSE, Holder, holding, sh
 
 
@@ -24,20 +24,18 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "repo")
 
 
-async def killed_midway(
-    holder: Holder, repository: Repository, argv: list[str], *, cwd: Path | None = None
-) -> CommandResult:
+async def killed_midway(holder: Holder, repository: Repository, argv: list[str]) -> CommandResult:
     """Start a command, kill it with all below it once it is held, and return how it ended."""
-    tool = await holder.start_process(argv, cwd=cwd or repository.folder, env=ENVIRONMENT)
+    tool = await holder.start_process(argv, cwd=repository.folder, env=ENVIRONMENT)
     await await_until(repository.ready.exists)
     return await tool.stop(kill=True)
 
 
-def kill_one(repository: Repository, argv: list[str], *, may_write: bool, cwd: Path | None = None) -> CommandResult:
+def kill_one(repository: Repository, argv: list[str], *, may_write: bool) -> CommandResult:
     async def scenario() -> CommandResult:
         async with holding(repository.folder.parent) as holder:
             holder.may_write = may_write
-            return await killed_midway(holder, repository, argv, cwd=cwd)
+            return await killed_midway(holder, repository, argv)
 
     return asyncio.run(scenario())
 
@@ -46,23 +44,23 @@ def kill_one(repository: Repository, argv: list[str], *, may_write: bool, cwd: P
 @pytest.mark.parametrize(
     ("hook", "argv", "locks"),
     [
-        ("pre-commit", COMMIT, ["index.lock"]),
+        ("pre-commit", None, ["index.lock"]),
         ("pre-commit", sh("git -c user.name=a -c user.email=a@b commit -qam x; exit 0"), ["index.lock"]),
-        ("reference-transaction", COMMIT, ["HEAD.lock", "refs/heads/main.lock"]),
+        ("reference-transaction", None, ["HEAD.lock", "refs/heads/main.lock"]),
         ("reference-transaction", ["git", "branch", "other"], ["refs/heads/other.lock"]),
         ("reference-transaction", ["git", "pack-refs", "--all"], ["packed-refs.lock"]),
     ],
 )
 def test_locks_of_a_git_that_was_killed_midway_are_taken_away_and_the_next_one_works(
-    repository: Repository, hook: str, argv: list[str], locks: list[str]
+    repository: Repository, hook: str, argv: list[str] | None, locks: list[str]
 ) -> None:
     repository.hold(hook)
-    result = kill_one(repository, argv, may_write=True)
+    result = kill_one(repository, argv or repository.commit(), may_write=True)
     assert result.escalated
     assert set(locks) <= {os.path.relpath(path, repository.data) for path in result.git_locks_removed}
     assert (repository.locks(), result.git_locks_left) == ([], ())
     repository.let_go()
-    repository.git(*COMMIT[5:])
+    repository.git("commit", "-qam", "next")
     assert repository.commits() == 2
 
 
@@ -86,7 +84,7 @@ def test_in_a_linked_worktree_the_lock_of_its_own_index_is_found(repository: Rep
     tree = repository.folder / "tree"
     (tree / "a").write_text("3")
     repository.hold("pre-commit")
-    result = kill_one(repository, COMMIT, may_write=True, cwd=tree)
+    result = kill_one(repository, repository.commit(tree), may_write=True)
     assert [os.path.relpath(path, repository.data) for path in result.git_locks_removed] == [
         "worktrees/tree/index.lock"
     ]
@@ -95,7 +93,7 @@ def test_in_a_linked_worktree_the_lock_of_its_own_index_is_found(repository: Rep
 @pytest.mark.field_report("G14")
 def test_a_lock_that_nobody_had_claimed_stays_and_is_named(repository: Repository) -> None:
     repository.hold("pre-commit")
-    result = kill_one(repository, COMMIT, may_write=False)
+    result = kill_one(repository, repository.commit(), may_write=False)
     assert repository.locks() == ["index.lock"]
     (left,) = result.git_locks_left
     assert left == f"{repository.data}/index.lock: the program was started without a claim on it"
@@ -105,15 +103,15 @@ def test_a_lock_that_nobody_had_claimed_stays_and_is_named(repository: Repositor
 def test_a_living_git_of_somebody_else_is_left_alone(repository: Repository) -> None:
     """It holds the index; ours dies beside it, and what it holds is not ours to judge."""
     repository.hold("pre-commit")
-    with subprocess.Popen(COMMIT, cwd=repository.folder, env={**os.environ, **ENVIRONMENT}, process_group=0) as foreign:
+    with subprocess.Popen(
+        repository.commit(), cwd=repository.folder, env={**os.environ, **ENVIRONMENT}, process_group=0
+    ) as foreign:
         try:
             wait_until(repository.ready.exists)
             result = kill_one(repository, sh("while :; do sleep 60; done"), may_write=True)
             assert repository.locks() == ["index.lock"]
             assert result.git_locks_removed == ()
-            assert result.git_locks_left == (
-                f"{repository.data}/index.lock: git ({foreign.pid}) is at work there",
-            )
+            assert result.git_locks_left == (f"{repository.data}/index.lock: git ({foreign.pid}) is at work there",)
             assert foreign.poll() is None
         finally:
             os.killpg(foreign.pid, signal.SIGKILL)

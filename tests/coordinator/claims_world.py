@@ -8,6 +8,7 @@ from remit.coordinator.decider import Decision
 from remit.coordinator.state import NodeState
 from remit.core.messages import AskClaim, ClaimAnswer, ClaimNotice, GiveUpClaim, RunRequest
 from remit.locks import Area, ClaimState, Mode, conflict
+from remit.processes.gitlocks import Aftermath
 from tests.coordinator.decider_world import World
 
 
@@ -55,9 +56,11 @@ class ClaimWorld(World):
         """Let a body give a claim back."""
         return self._take(self.decider.give_up_claim(GiveUpClaim(claim_id, node_id), self.now))
 
-    def process_swept(self, run_id: str, pid: int, *, gone: bool = True) -> Decision:
+    def process_swept(
+        self, run_id: str, pid: int, *, gone: bool = True, aftermath: Aftermath | None = None
+    ) -> Decision:
         """Say what became of a process of a dead host."""
-        return self._take(self.decider.swept(run_id, pid, self.now, gone=gone))
+        return self._take(self.decider.swept(run_id, pid, self.now, gone=gone, aftermath=aftermath))
 
     def clear(self, node_id: str) -> Decision:
         """Vouch that an ended node writes no more."""

@@ -83,6 +83,7 @@ from remit.core.messages import (
     ReportSpend,
     ReportWaiting,
 )
+from remit.processes.gitlocks import Aftermath
 
 __all__ = ["Decider", "Decision"]
 
@@ -289,9 +290,11 @@ class Decider:
         clear_claims(tx, node_id)
         return self._finish(tx)
 
-    def swept(self, run_id: str, pid: int, now: float, *, gone: bool) -> Decision:
-        """A process that a dead host had left is gone, or could not be ended."""
+    def swept(self, run_id: str, pid: int, now: float, *, gone: bool, aftermath: Aftermath | None = None) -> Decision:
+        """A process that a dead host had left is gone, or could not be ended; and what it had left."""
         tx = self._begin(now)
+        if aftermath is not None:
+            note_git_locks(tx, run_id, aftermath.removed, aftermath.left)
         left = self._sweeping.get(run_id)
         if left is not None and gone:
             left.discard(pid)

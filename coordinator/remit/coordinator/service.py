@@ -22,7 +22,7 @@ from remit.coordinator.closing import Closing, Steps
 from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.desk import Desk, approval_notice
 from remit.coordinator.dispatch import Dispatcher
-from remit.coordinator.engine import ClusterNode, Engine, Scheduler, TimerHandle
+from remit.coordinator.engine import ClusterNode, Engine, Scheduler, Swept, TimerHandle
 from remit.coordinator.folding import past_node
 from remit.coordinator.mailbox import Mailboxes
 from remit.coordinator.snapshotting import Snapshots
@@ -386,9 +386,9 @@ class CoordinatorService:
         self._clients.drop_host(host_id)
         self._decide(self._decider.host_gone(host_id, reason, self._clock.now()))
 
-    def process_swept(self, run_id: str, pid: int, gone: bool, /) -> None:
+    def process_swept(self, run_id: str, pid: int, swept: Swept, /) -> None:
         """A process that a dead host had left is gone, or could not be ended."""
-        self._decide(self._decider.swept(run_id, pid, self._clock.now(), gone=gone))
+        self._decide(self._decider.swept(run_id, pid, self._clock.now(), gone=swept.gone, aftermath=swept.aftermath))
 
     # -- requests ------------------------------------------------------------------
 
