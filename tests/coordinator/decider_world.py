@@ -411,8 +411,9 @@ class _History:
     def add(self, event: Event) -> None:
         name = event.node_id
         # A refusal and a quiet are about the request, and may come after the end.
-        # So is the end of a quarantine, once the proof is there, and money that was spent all the same.
-        late = ("delegation_refused", "cancel_quiet", "claim_changed")
+        # So is the end of a quarantine, once the proof is there, and money that was spent all the same;
+        # and what was found where its programs were killed.
+        late = ("delegation_refused", "cancel_quiet", "claim_changed", "git_locks_found")
         if name in self._parents and event.kind not in late and not getattr(event, "late", False):
             assert name not in self._ended, f"{event.kind} after the end of {name}"
         if isinstance(event, TurnAccepted | RunAccepted):
