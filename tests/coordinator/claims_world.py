@@ -106,6 +106,27 @@ class ClaimWorld(World):
                 wanted = ClaimState.QUEUED if node.state is NodeState.CLAIMING else ClaimState.GRANTED
                 assert wanted in states, f"{node.id} is {node.state} and its claims are {states}"
 
+        self._check_that_no_waits_close_a_circle()
+
+    def _check_that_no_waits_close_a_circle(self) -> None:
+        """Invariant I5, of whoever no cancel has told to stop waiting."""
+        waits: dict[str, set[str]] = {}
+        for node in self.state.nodes.values():
+            if node.is_ended or node.cause is not None:
+                continue
+            waiting = node.waiting_on if node.is_turn or node.state is NodeState.WAITING else ()
+            waits[node.id] = {*waiting, *(node.live_children or ()), *(node.after if node.pending else ())}
+        for view in self.state.locks.claims():
+            if view.state is ClaimState.QUEUED and view.owner in waits:
+                waits[view.owner] |= {*view.behind, *view.held_by}
+        while True:
+            free = [name for name, others in waits.items() if not others & waits.keys()]
+            if not free:
+                break
+            for name in free:
+                del waits[name]
+        assert not waits, f"these wait for each other: {waits}"
+
     def _in_line(self, one: str, two: str) -> bool:
         nodes, ancestors = self.state.nodes, self.state.ancestors
         return nodes[one] in ancestors(nodes[two]) or nodes[two] in ancestors(nodes[one])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remit.coordinator.state import NodeState
-from remit.core.errors import NotFound, Refused, TurnCancelled
+from remit.core.errors import DependencyError, NotFound, Refused, TurnCancelled
 from remit.core.messages import ClaimCheck, ReportProcess
 from remit.core.outcome import Outcome
 from remit.locks import (
@@ -173,6 +173,20 @@ def test_circles_of_claims_and_waits_are_refused_where_they_close() -> None:
     world.wait(one, two)
     (refused,) = world.refused_waits
     assert refused.split(" -> ")[0] == refused.split(" -> ")[-1] == one
+
+
+@pytest.mark.field_report("E13")
+def test_a_run_that_comes_after_what_waits_for_a_claim_of_its_parent_is_refused() -> None:
+    world = ClaimWorld()
+    turn = world.open_turn()
+    parent, stranger = world.delegate(turn, 2)
+    world.claim(parent, "w:x")
+    world.claim(stranger, "w:x")
+    error = world.delegate_all(parent, [world.request(after=(stranger,))]).error
+    assert isinstance(error, DependencyError)
+    assert f"{parent} -> {stranger} -> {parent}" in str(error)
+    # One that is let go is nobody's to wait for.
+    assert world.delegate_all(parent, [world.request(after=(stranger,), detached=True)]).error is None
 
 
 @pytest.mark.field_report("G6")

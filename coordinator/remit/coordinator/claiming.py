@@ -133,7 +133,10 @@ def _waiters_of(state: WorkspaceState) -> WaitersOf:
         if node.parent_id and not node.detached:
             yield node.parent_id
         yield from node.dependents or ()
-        yield from state.awaited.get(name, ())
+        for waiter in state.awaited.get(name, ()):
+            # A wait that a cancel has broken is about to end, whatever becomes of this node.
+            if state.nodes[waiter].cause is None:
+                yield waiter
 
     return found
 

@@ -27,7 +27,6 @@ from remit.coordinator.claiming import (
     give_up_claim,
     note_git_locks,
     start_sweeps,
-    wait_cycle_over_claims,
 )
 from remit.coordinator.conversation import forget_turns
 from remit.coordinator.moving import drain_node, leave_drained_node, undo_drain
@@ -48,7 +47,7 @@ from remit.coordinator.stopping import (
     stop_everything,
 )
 from remit.coordinator.transaction import Effects, Settings, Timers, Transaction
-from remit.coordinator.waiting import wait_cycle
+from remit.coordinator.waiting import closed_cycle
 from remit.core.cause import CauseKind
 from remit.core.errors import RemitError, TurnCancelled
 from remit.core.events import (
@@ -436,11 +435,7 @@ class Decider:
     def _waiting(self, tx: Transaction, node: Node, item: ReportWaiting) -> None:
         if node.report:
             return
-        cycle = wait_cycle(self.state, node, item.on)
-        if cycle:
-            tx.effects.wait_refusals.setdefault(node.host_id, []).append((node.id, item.wait_id, " -> ".join(cycle)))
-            return
-        cycle = wait_cycle_over_claims(self.state, node, item.on)
+        cycle = closed_cycle(self.state, node, item.on)
         if cycle:
             tx.effects.wait_refusals.setdefault(node.host_id, []).append((node.id, item.wait_id, " -> ".join(cycle)))
             return

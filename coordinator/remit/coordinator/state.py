@@ -164,6 +164,7 @@ class Node:
         "uncertain",
         "unconfirmed",
         "user",
+        "wait_number",
         "waiting_on",
         "waiting_since",
         "waiting_what",
@@ -218,6 +219,8 @@ class Node:
         self.host_id = ""
         self.holds_slot = False
         self.waiting_on: tuple[str, ...] = ()
+        self.wait_number = 0
+        """Number of a turn's last word about its waits."""
         self.waiting_what = ""
         self.waiting_since = at
         self.processes: dict[int, ProcessState] | None = None
@@ -329,7 +332,7 @@ class WorkspaceState:
         self.locks = LockTable()
         """All claims on workspace paths; only events change it."""
         self.awaited: dict[str, dict[str, None]] = {}
-        """Node id -> runs that wait for its end and are not its parent."""
+        """Node id -> runs and turns that wait for its end and are not its parent."""
         self.claim_deadlines: dict[str, float] = {}
         """Queued claim -> when it leaves the line by itself, in seconds since 1970."""
         self.drained: dict[str, str] = {}

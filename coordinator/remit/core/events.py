@@ -64,6 +64,7 @@ __all__ = [
     "TurnEnded",
     "TurnSettling",
     "TurnStarted",
+    "TurnWaiting",
     "decode_event",
     "encode_event",
 ]
@@ -277,6 +278,15 @@ class AttemptEnded(Event):
     error_type: str = ""
     error: str = ""
     retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnWaiting(Event):
+    """A turn's body waits for runs of other turns, or of runs below it; for none, its wait is over."""
+
+    kind: ClassVar[str] = "turn_waiting"
+    on: tuple[str, ...] = ()
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

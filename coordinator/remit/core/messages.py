@@ -291,6 +291,16 @@ class ClaimCheck(NamedTuple):
     """For what has to be cleaned up after a cancel: that the writer is cancelled is no reason to refuse."""
 
 
+class NoteWait(NamedTuple):
+    """A turn's body waits for runs that it has not delegated itself, or has stopped waiting (`on` is empty)."""
+
+    turn_id: str
+    number: int
+    """Grows with each word of one turn about its waits: an earlier one that comes later is out of date."""
+    on: tuple[str, ...]
+    """All that it waits for now, in all its tasks."""
+
+
 class AskApproval(NamedTuple):
     """A body asks whether it may take an action; answered at once by a policy, or later by a person."""
 
