@@ -6,6 +6,7 @@ from remit.cli.swarm import plan as plan_module
 from remit.cli.swarm.load import parse_swarm
 from remit.cli.swarm.model import Isolation, OnFailure, SwarmFile
 from remit.cli.swarm.plan import PlannedCommand, PlannedPython, PlannedRun, SwarmPlan, build_plan
+from remit.core.approvals import ApprovalRule
 from remit.core.errors import InvalidArgument, SwarmFileError
 from remit.core.limits import Limits
 from remit.locks import exclusive, read, write
@@ -248,6 +249,21 @@ def test_a_model_made_by_hand_is_checked_too(tmp_path: Path) -> None:
     model = SwarmFile.model_validate({"agents": {"a": {"python": "m:f"}}, "runs": [{"name": "r", "agent": "b"}]})
     with pytest.raises(SwarmFileError, match=r"runs\.0\.agent: no agent named 'b'; agents are a"):
         build_plan(model, tmp_path)
+
+
+def test_policies_are_rules_and_words_are_short_for_one() -> None:
+    rules = '[{action: "git push*", answer: deny, reason: no}, {action: "git *", answer: approve}]'
+    model = parse_swarm(
+        f"approvals: {rules}\n{AGENTS}runs:\n"
+        "  - {name: a, agent: think, approvals: auto}\n  - {name: b, agent: think, approvals: deny}\n"
+        "  - {name: c, agent: think, approvals: ask}\n  - {name: d, agent: think}\n"
+    )
+    made = build_plan(model, Path())
+    assert made.approvals == (ApprovalRule("git push*", "deny", "no"), ApprovalRule("git *", "approve"))
+    every = {run.name: run.approvals for run in made.runs}
+    word = {"a": "approve", "b": "deny", "c": "ask"}
+    assert every == {"d": (), **{name: (ApprovalRule("*", answer),) for name, answer in word.items()}}
+    assert build_plan(parse_swarm(f"{AGENTS}runs:\n  - {{name: a, agent: think}}\n"), Path()).approvals == ()
 
 
 @pytest.mark.requirement("B39")

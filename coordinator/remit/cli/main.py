@@ -49,8 +49,12 @@ def run(
     ] = "reject",
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds for the whole turn.")] = None,
     approvals: Annotated[
-        str, typer.Option("--approvals", help="Requests for approval: ask (remit approvals), auto, or deny.")
-    ] = "ask",
+        str | None,
+        typer.Option(
+            "--approvals",
+            help="Requests for approval: ask (remit approvals), auto, or deny. By default what the file says, or ask.",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Hand the turn over and return at once.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live tree.")] = False,
     address: Address = None,
@@ -95,7 +99,7 @@ def _run(
     session: str | None,
     busy: str,
     deadline_s: float | None,
-    approvals: str,
+    approvals: str | None,
     detach: bool,
     plain: bool,
     address: str | None,
@@ -122,7 +126,7 @@ def _run(
             on_disconnect="continue" if detach else "cancel",
             busy=busy,
             limits=job.limits,
-            approvals=approvals,
+            approvals=approvals if approvals is not None else job.approvals or "ask",
             on_failure="stop" if job.stop_on_failure else "continue",
         )
         display = choose_display(plain=plain, as_json=as_json)
@@ -490,6 +494,22 @@ def doctor(
         if not (adopt or end or ignore):
             status = examine(workspace, as_json=as_json)
     raise typer.Exit(status)
+
+
+@app.command()
+def validate(
+    target: Annotated[str, typer.Argument(metavar="FILE", help="A swarm file (.yaml).")],
+    workspace: Workspace = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Check a swarm file as `remit run` would, and start nothing but the commands of its `lines`.
+
+    Exit status: 0 if it holds, 2 if not; every mistake is named by file, line and field.
+    """
+    from remit.cli.validating import validate as check
+
+    with reported():
+        check(target, workspace=workspace, as_json=as_json)
 
 
 @app.command()

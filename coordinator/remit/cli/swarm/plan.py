@@ -33,6 +33,7 @@ from remit.cli.swarm.model import (
     parse_claim,
     suggestion,
 )
+from remit.core.approvals import ApprovalRule
 from remit.core.errors import InvalidArgument, SwarmFileError
 from remit.core.limits import Limits
 from remit.locks import Claim
@@ -123,6 +124,8 @@ class PlannedRun:
     """What it holds from before it takes a slot until it has ended."""
     limits: Limits | None
     """Limits for what lies below it."""
+    approvals: tuple[ApprovalRule, ...] = ()
+    """What is answered to requests for approval of it and of what lies below it; empty for nothing of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,8 @@ class SwarmPlan:
     """Seconds until everything is stopped; None for no limit."""
     limits: Limits | None
     """Limits of the turn."""
+    approvals: tuple[ApprovalRule, ...] = ()
+    """What is answered to requests for approval; empty if the file does not say."""
     on_failure: OnFailure
     """What a failed run means for the others."""
     agents: tuple[PlannedAgent, ...]
@@ -176,6 +181,7 @@ def build_plan(model: SwarmFile, workspace: Path) -> SwarmPlan:
         description=model.description or "",
         deadline_s=model.deadline_s,
         limits=model.limits.limits() if model.limits else None,
+        approvals=tuple(spec.rule() for spec in model.approvals or ()),
         on_failure=model.on_failure,
         agents=tuple(_planned_agent(name, spec) for name, spec in model.agents.items()),
         runs=tuple(runs),
@@ -285,6 +291,7 @@ class _Planner:
             detached=run.detached,
             claims=claims,
             limits=run.limits.limits() if run.limits else None,
+            approvals=tuple(spec.rule() for spec in run.approvals or ()),
         )
 
     def _arguments(self, run: RunSpec, path: FieldPath, item: JsonValue) -> dict[str, JsonValue]:
