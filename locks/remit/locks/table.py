@@ -97,7 +97,9 @@ class LockTable:
         if known is not None:
             return _again(known) if known.owner == request.owner else _refusal(request, RefusalReason.FOREIGN_ID)
         if len(request.areas) > 1:
-            request = replace(request, areas=merge(request.areas))
+            merged = merge(request.areas)
+            if len(merged) < len(request.areas):
+                request = replace(request, areas=merged)
         reason = self._objection(request)
         if reason is not None:
             return _refusal(request, reason)
