@@ -81,8 +81,8 @@ def test_what_a_deaf_body_keeps_is_shown_and_freed_by_a_person_alone(shells: She
     owner = claim["owner"]
     assert claim["wants"] == ["write x"]
     # It is held by somebody who lives: there is nothing to clear, whoever says yes.
-    refused(shells.run("locks", "--clear", owner, "--yes"), 3, f"nothing is quarantined for {owner}")
-    refused(shells.run("locks", "--clear", "run_none", "--yes"), 3, "no turn or run 'run_none'")
+    refused(shells.run("locks", "--clear", owner, "--yes"), 2, f"nothing is quarantined for {owner}")
+    refused(shells.run("locks", "--clear", "run_none", "--yes"), 2, "no turn or run 'run_none'")
     # Its parent runs in the same host, which therefore may not be killed: nobody can say that it is over.
     cancelled = shells.run("cancel", owner, "--json")
     receipt = json.loads(cancelled.stdout)
@@ -101,7 +101,7 @@ def test_what_a_deaf_body_keeps_is_shown_and_freed_by_a_person_alone(shells: She
         assert (freed["owner"], [claim["wants"] for claim in freed["freed"]]) == (owner, [["write x"]])
         assert waiting.wait() == 0, waiting.text
         assert "mine" in waiting.text
-    refused(shells.run("locks", "--clear", owner, "--yes"), 3, "nothing is quarantined")
+    refused(shells.run("locks", "--clear", owner, "--yes"), 2, "nothing is quarantined")
     assert shells.run("cancel", turn).returncode == 0
     assert shells.look(lambda records: [c for c in records.state.locks.claims() if c.state is ClaimState.GRANTED]) == []
 
@@ -118,7 +118,7 @@ def test_an_approval_is_answered_from_another_shell_once(shells: Shells) -> None
         wait_until(is_asked, timeout_s=_PATIENCE_S, message="the question")
         (record,) = listed
         assert (record["action"], record["details"]) == ("deploy 1.2", '{"to": "prod"}')
-        refused(shells.run("approve", "nothing"), 3, "no approval 'nothing'")
+        refused(shells.run("approve", "nothing"), 2, "no approval 'nothing'")
         told = shells.run("approve", record["id"][-6:], "--reason", "as agreed")
         assert told.returncode == 0, told.stderr
         assert "approved" in told.stdout
@@ -149,10 +149,14 @@ def test_sessions_are_listed_and_told_turn_by_turn(shells: Shells) -> None:
         words = ("run", "shell_agents:quick", f"a={number}", "--session", "talk", "--name", f"turn {number}")
         assert shells.run(*words).returncode == 0
     failed = shells.run("run", "shell_agents:quick", "--session", "talk", "--name", "turn 3")
-    assert failed.returncode == 2  # an argument is missing: nothing was begun
+    assert failed.returncode == 2, failed.stderr  # an argument is missing
     sessions = {item["id"]: item for item in document(shells.run("sessions", "--json"))["sessions"]}
-    assert (sessions["talk"]["turns"], sessions["talk"]["active"]) == (2, "")
+    assert (sessions["talk"]["turns"], sessions["talk"]["active"]) == (3, "")
     lines = shells.run("history", "talk").stdout.splitlines()
-    assert [line.partition("  ")[0] for line in lines] == ["turn 1", "turn 2"]
-    refused(shells.run("history", "nobody"), 3, "no session 'nobody'")
-    assert [turn["outcome"] for turn in document(shells.run("history", "talk", "--json"))["turns"]] == ["succeeded"] * 2
+    assert [line.partition("  ")[0] for line in lines] == ["turn 1", "turn 2", "turn 3"]
+    refused(shells.run("history", "nobody"), 2, "no session 'nobody'")
+    assert [turn["outcome"] for turn in document(shells.run("history", "talk", "--json"))["turns"]] == [
+        "succeeded",
+        "succeeded",
+        "failed",
+    ]

@@ -21,13 +21,14 @@ from typing import IO, Any
 
 from remit.agents.client import ClientSession
 from remit.agents.delegation import Delegator
-from remit.agents.wishes import workspace_of
+from remit.agents.wishes import checked_claims, workspace_of
 from remit.agents.writing import AtomicFile
 from remit.core.delivery import LoopDelivery
 from remit.core.errors import InvalidArgument, RemitError
+from remit.core.limits import is_amount
 from remit.core.messages import AskClaim, ClaimAnswer, ClaimCheck, ClaimNotice, GiveUpClaim, Notice
 from remit.core.scope import shielded
-from remit.locks import Area, AreaKind, Claim, InvalidClaim, Mode, PathNotClaimed, Workspace, write
+from remit.locks import Area, AreaKind, Claim, InvalidClaim, LeaseNotHeld, Mode, PathNotClaimed, Workspace, write
 from remit.telemetry.names import ObservedAt
 from remit.telemetry.watching import waiting_at
 
@@ -35,6 +36,7 @@ __all__ = ["ClaimHolder", "Lease"]
 
 _RELEASE_S = 5.0
 _MOVED_TRIES = 3
+_STATE_FOLDER = ".remit"
 _WRITE_MODES = ("w", "wb", "x", "xb")
 
 
@@ -51,6 +53,15 @@ class Lease:
         """Fencing token: larger than that of every earlier grant in this workspace, also across restarts."""
         self.areas = areas
         """What it covers, normalised."""
+
+    @property
+    def holder_id(self) -> str:
+        """The turn or run that holds it."""
+        return self._holder.holder_id
+
+    def belongs_to(self, holder: ClaimHolder) -> bool:
+        """Tell whether this lease was granted to a turn or run context."""
+        return self._holder is holder
 
     def __repr__(self) -> str:
         return f"<Lease {' and '.join(area.describe() for area in self.areas)} token={self.token}>"
@@ -99,6 +110,11 @@ class ClaimHolder(Delegator):
 
     _leases: dict[str, Lease] | None = None
 
+    @property
+    def holder_id(self) -> str:
+        """The turn or run that claims are made for."""
+        return self._node_id
+
     @asynccontextmanager
     async def claim(self, *claims: Claim, timeout_s: float | None = None) -> AsyncGenerator[Lease]:
         """Hold claims for the time of a block: `async with ctx.claim(write("src")) as lease`.
@@ -140,8 +156,9 @@ class ClaimHolder(Delegator):
         Raises:
             As `claim`.
         """
-        if timeout_s is not None and not timeout_s >= 0:
-            raise InvalidArgument(f"timeout_s must not be negative, not {timeout_s!r}")
+        if timeout_s is not None and not is_amount(timeout_s):
+            raise InvalidArgument(f"timeout_s must be seconds from 0, or None for no limit, not {timeout_s!r}")
+        claims = checked_claims(claims)
         self._signal.raise_if_set()
         workspace = workspace_of(self.workspace_root())
         for _ in range(_MOVED_TRIES):
@@ -186,7 +203,14 @@ class ClaimHolder(Delegator):
         return token
 
     async def release(self, lease: Lease) -> None:
-        """End a lease. Not a place to be cancelled at: it ends with its holder anyway."""
+        """End a lease. Not a place to be cancelled at: it ends with its holder anyway.
+
+        Raises:
+            LeaseNotHeld: it is somebody else's.
+        """
+        if not lease.belongs_to(self):
+            told = f"lease {lease.claim_id} belongs to {lease.holder_id}, not to {self._node_id}"
+            raise LeaseNotHeld(told, claim_id=lease.claim_id)
         if self._leases is not None:
             self._leases.pop(lease.claim_id, None)
         request = GiveUpClaim(lease.claim_id, self._node_id)
@@ -228,6 +252,7 @@ class ClaimHolder(Delegator):
         self._signal.raise_if_set()
         workspace = workspace_of(self.workspace_root())
         place = workspace.resolve(path)
+        _check_not_ours(workspace, place)
         request = ClaimCheck(self._node_id, area=_area_of(workspace, place).to_dict())
         await self._watched(self.session.request("check_claim", request))
         return place
@@ -247,12 +272,15 @@ class ClaimHolder(Delegator):
                 so that it leads elsewhere; nothing was written.
             OutsideWorkspace: it leads out of the workspace.
             TurnCancelled: this turn or run was cancelled; nothing was written.
+            IsADirectoryError: a folder is there. InvalidArgument: something else that is no file.
+            UnicodeEncodeError, LookupError: the encoding cannot hold the text, or is none.
 
         Durability:
             The content has reached the disk when it returns.
         """
+        data = text.encode(encoding)  # before anything is opened: it may not be possible
         async with self.open(path, "wb") as file:
-            file.write(text.encode(encoding))
+            file.write(data)
 
     @asynccontextmanager
     async def open(
@@ -285,6 +313,20 @@ class ClaimHolder(Delegator):
             if await self.check_path(path) != place:
                 raise PathNotClaimed(f"{os.fspath(path)!r} leads somewhere else than when it was opened")
             target.put_in_place()
+
+
+def _check_not_ours(workspace: Workspace, place: Path) -> None:
+    """Refuse what the workspace's own state is kept in; what runs put out lies there too, and is theirs.
+
+    Raises:
+        InvalidClaim: it is the journal, or something else that only Remit may write.
+    """
+    names = place.relative_to(workspace.root).parts
+    if workspace.ignores_case:
+        names = tuple(name.casefold() for name in names)
+    if names[:1] == (_STATE_FOLDER,) and (len(names) < 3 or names[1] != "output"):
+        told = f"{os.path.join(*names)!r} is the state of this workspace, which nobody else may write"
+        raise InvalidClaim(f"{told}; write beside {_STATE_FOLDER!r}")
 
 
 def _area_of(workspace: Workspace, place: Path) -> Area:

@@ -39,6 +39,10 @@ def checked_claims(claims: object) -> tuple[Claim, ...]:
     for item in found:  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(item, Claim):
             raise InvalidArgument(f"claims must hold read(...), write(...) or exclusive(), not {item!r}")
+        if not isinstance(item.mode, Mode) or not isinstance(item.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidClaim(
+                f"a claim is a mode and a text, not {item.mode!r} and {item.text!r}; use read() or write()"
+            )
         checked.append(item)
     return tuple(checked)
 
