@@ -123,9 +123,7 @@ def test_a_file_of_any_name_that_may_be_is_written(tmp_path: Path, name: str) ->
         assert [(tmp_path / name).read_text(), (tmp_path / "new" / name).read_text()] == ["two", "three"]
 
     in_turn(tmp_path, story)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [name, "new", ".remit"][: 2 + (tmp_path / ".remit").exists()]
-    )
+    assert {path.name for path in tmp_path.iterdir()} - {".remit"} == {name, "new"}
 
 
 def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
