@@ -98,6 +98,21 @@ def test_an_approval_that_is_not_there_is_not_found(command: Any) -> None:
         assert (result.exit_code, "remit approvals" in result.stderr) == (2, True)
 
 
+def test_a_variable_that_was_never_filled_in_answers_nothing(command: Any) -> None:
+    async def one() -> None:
+        async with command.system.coordinator() as coordinator, coordinator.turn("t") as turn:
+            run = await turn.delegate(ask)
+            while not await coordinator.approvals():
+                await asyncio.sleep(0.005)
+            for verb in ("approve", "deny"):
+                empty = await asyncio.to_thread(command, verb, "")
+                assert (empty.exit_code, "the id is empty" in empty.stderr) == (2, True), empty.stderr
+            assert len(await coordinator.approvals()) == 1
+            await run.cancel()
+
+    asyncio.run(one())
+
+
 def test_a_part_of_an_id_that_means_several_is_refused_and_answers_are_one_document(command: Any) -> None:
     async def two() -> None:
         async with command.system.coordinator() as coordinator, coordinator.turn("t") as turn:

@@ -281,6 +281,10 @@ def test_claims_are_filled_with_the_item_and_its_wildcards_are_plain_in_a_patter
         ("[lock src]", "runs[0].claims[0]: must be 'write PATH'"),
         ("write", "runs[0].claims: must be 'write PATH'"),
         ("'write {thing}'", "nothing fills {thing}"),
+        ("write ../x", "runs[0].claims: '../x' leads out of the workspace"),
+        ("write /etc", "runs[0].claims: '/etc' leads out of the workspace"),
+        ("'read glob [z-a]'", "runs[0].claims: '[z-a]' holds a class that no character is in"),
+        ('"write a\\0b"', "runs[0].claims: 'a\\x00b' holds a NUL character"),
     ],
 )
 def test_a_claim_that_cannot_be_is_told_with_its_place(tmp_path: Path, claims: str, told: str) -> None:

@@ -177,6 +177,13 @@ def test_an_unknown_handle_and_one_of_another_workspace_are_not_found(scene: Sce
     assert is_alive(foreign.pid)
 
 
+def test_a_variable_that_was_never_filled_in_kills_nothing(scene: Scene) -> None:
+    answer = scene.start("sleep", "600")
+    result = scene("kill", "")
+    assert (result.exit_code, "the handle is empty" in result.stderr) == (2, True), result.output
+    assert is_alive(answer.pid)
+
+
 # -- remit doctor -----------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -524,4 +526,7 @@ def schema() -> None:
 
 def main() -> None:
     """Run the command line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name that the terminal cannot show is better than no answer.
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()

@@ -52,7 +52,8 @@ class Area:
     def describe(self) -> str:
         """Return the area as people write it: `write src/a.py`."""
         kind = "" if self.kind is AreaKind.PATH else f"{self.kind.value} "
-        return f"{self.mode.value} {kind}{self.label or self.key or '.'}"
+        text = self.label or self.key or "."
+        return f"{self.mode.value} {kind}{text if text.isprintable() else _escaped(text)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the area as a mapping of texts, for JSON."""
@@ -107,6 +108,11 @@ _READ: Final = Mode.READ
 _WRITE: Final = Mode.WRITE
 _PATH: Final = AreaKind.PATH
 _INODE: Final = AreaKind.INODE
+
+
+def _escaped(text: str) -> str:
+    """Return a name with what could move a terminal's cursor, or is no character, written out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def overlap(one: Area, two: Area) -> bool:

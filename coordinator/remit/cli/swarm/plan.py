@@ -36,7 +36,7 @@ from remit.cli.swarm.model import (
 from remit.core.approvals import ApprovalRule
 from remit.core.errors import InvalidArgument, SwarmFileError
 from remit.core.limits import Limits
-from remit.locks import Claim
+from remit.locks import Claim, Workspace
 from remit.processes.template import CommandTemplate
 
 __all__ = ["Parts", "PlannedAgent", "PlannedCommand", "PlannedPython", "PlannedRun", "SwarmPlan", "build_plan"]
@@ -216,6 +216,7 @@ class _Planner:
     def __init__(self, model: SwarmFile, workspace: Path) -> None:
         self._model = model
         self._workspace = workspace
+        self._paths = Workspace(workspace)
         self._templates = {name: spec.template() for name, spec in model.agents.items()}
         self._names: dict[str, tuple[str, ...]] = {}
         self._notes: list[str] = []
@@ -309,7 +310,10 @@ class _Planner:
         """Return what one run holds, the item filled in."""
         scope = {run.item: item} if run.each is not None else {}
         try:
-            return tuple(_filled_claim(parse_claim(text), scope) for text in run.claims or ())
+            claims = tuple(_filled_claim(parse_claim(text), scope) for text in run.claims or ())
+            if claims:  # looked at again when the run is delegated; here the place can be named
+                self._paths.areas(claims)
+            return claims
         except InvalidArgument as error:
             raise self._problem((*path, "claims"), error.message) from error
 
