@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,9 @@ def test_names_that_no_terminal_should_see_are_shown_escaped(tmp_path: Path) -> 
     async def story() -> None:
         with open_inprocess(tmp_path, journal=SqliteJournal.open(journal_path(str(tmp_path)))) as system:
             async with system.coordinator() as coordinator, coordinator.turn("t") as turn:
-                async with turn.claim(write(b"\xff"), write("a\x1b[31mred"), read("\u202edocs"), write("e\u0301")):
+                async with turn.claim(
+                    write(os.fsdecode(b"\xff")), write("a\x1b[31mred"), read("\u202edocs"), write("e\u0301")
+                ):
                     await asyncio.to_thread(look)
 
     def look() -> None:

@@ -207,7 +207,8 @@ class ToolProcess:
     def _take_result(self, result: JobResult | None) -> None:
         if self._done.done() or self._cleaning is not None:
             return
-        if result is None or self._clean_up is None or not was_killed(result):
+        # One of the session is under nobody's claim any more.
+        if result is None or self._clean_up is None or self.background or not was_killed(result):
             self._settle_with(result)
             return
         # In a context of its own: it is no task of the body, which a cancel would end.
@@ -254,7 +255,8 @@ class ToolProcess:
             survivors=(self.pid,) if self.pid else (),
             error=f"it could not be stopped: {error}",
         )
-        self._heard(result)
+        # Its place is not looked at: it may be at work there still, and its holder has waited long enough.
+        self._delivery.post(lambda: self._settle_with(result))
 
     async def wait(self, timeout_s: float | None = None) -> CommandResult | None:
         """Wait for its end and return how it ended; its expiry, or a cancel of this task, stops nothing.
