@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.agents import CommandAgent, RunContext, agent
+from remit.agents import CommandAgent, RunContext, RunOptions, agent
 from remit.coordinator import Coordinator
 from remit.core import RunCancelled
 from remit.core.events import GitLocksFound, decode_event
@@ -18,16 +18,19 @@ from remit.testing.inprocess import InProcess, open_inprocess
 from remit.testing.wait import await_until
 from tests.agents.git_world import ENVIRONMENT, Repository
 
+PATIENT = RunOptions(grace_s=60)
+"""The programs are killed at once; their host has all the time to say so."""
+
 
 def committer(repository: Repository, *claims: Claim) -> CommandAgent:
-    return CommandAgent(repository.commit(), cwd=repository.folder, env=ENVIRONMENT, claims=claims)
+    return CommandAgent(repository.commit(), cwd=repository.folder, env=ENVIRONMENT, claims=claims, grace_s=0)
 
 
 @agent
 async def commit_below(ctx: RunContext, command: list[str]) -> None:
     async with ctx.claim(write("sub/.git")):
         script = f"cd {ctx.workspace}/sub && {shlex.join(command)}"
-        await ctx.process(["sh", "-c", script], cwd=ctx.workspace, env=ENVIRONMENT)
+        await ctx.process(["sh", "-c", script], cwd=ctx.workspace, env=ENVIRONMENT, grace_s=0)
 
 
 def in_workspace(folder: Path, story: Callable[[InProcess, Coordinator], Awaitable[None]]) -> None:
@@ -46,10 +49,10 @@ def test_after_a_commit_was_killed_midway_the_next_run_in_that_workspace_works(t
 
     async def story(system: InProcess, coordinator: Coordinator) -> None:
         async with coordinator.turn("t") as turn:
-            run = await turn.delegate(committer(repository, write(".git")))
+            run = await turn.delegate(committer(repository, write(".git")), options=PATIENT)
             await await_until(repository.ready.exists)
             assert repository.locks() == ["index.lock"]
-            receipt = await (await run.cancel(kill=True)).quiet()
+            receipt = await (await run.cancel()).quiet()
             assert receipt.summary is not None
             lock = str(repository.data / "index.lock")
             assert (receipt.summary.git_locks_removed, receipt.summary.git_locks_left) == ((lock,), ())
@@ -73,9 +76,9 @@ def test_without_the_claim_the_receipt_names_the_lock_that_stays(tmp_path: Path,
 
     async def story(system: InProcess, coordinator: Coordinator) -> None:
         async with coordinator.turn("t") as turn:
-            run = await turn.delegate(committer(repository, *claims))
+            run = await turn.delegate(committer(repository, *claims), options=PATIENT)
             await await_until(repository.ready.exists)
-            receipt = await (await run.cancel(kill=True)).quiet()
+            receipt = await (await run.cancel()).quiet()
             assert receipt.summary is not None
             assert receipt.summary.git_locks_removed == ()
             (left,) = receipt.summary.git_locks_left
@@ -98,9 +101,9 @@ def test_a_repository_below_is_found_by_what_the_run_had_claimed(tmp_path: Path)
 
     async def story(system: InProcess, coordinator: Coordinator) -> None:
         async with coordinator.turn("t") as turn:
-            run = await turn.delegate(commit_below, command=repository.commit())
+            run = await turn.delegate(commit_below, command=repository.commit(), options=PATIENT)
             await await_until(repository.ready.exists)
-            receipt = await (await run.cancel(kill=True)).quiet()
+            receipt = await (await run.cancel()).quiet()
             assert receipt.summary is not None
             assert receipt.summary.git_locks_removed == (str(repository.data / "index.lock"),)
 
