@@ -69,8 +69,8 @@ def test_a_mistake_names_file_line_and_field_and_suggests_the_nearest_name() -> 
         ("[{action: '', answer: deny}]", "approvals[0].action: must not be empty"),
         ("[{action: 5, answer: deny}]", "approvals[0].action: must be text, not the number 5"),
         (
-            "[{action: x, answer: aprove}]",
-            "approvals[0].answer: must be 'approve', 'deny' or 'ask', not 'aprove' (did you mean 'approve'?)",
+            "[{action: x, answer: approves}]",
+            "approvals[0].answer: must be 'approve', 'deny' or 'ask', not 'approves' (did you mean 'approve'?)",
         ),
         (
             "[{action: x, answer: deny, because: y}]",
