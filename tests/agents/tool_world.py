@@ -50,6 +50,8 @@ class Holder(ToolHolder):
         self.lineage = lineage
         self.path = path
         self.kill = CancelSignal(name=run_id)
+        self.may_write = False
+        """What the coordinator would say of claims."""
         self.started: list[ToolProcess] = []
         self.ended: list[tuple[ToolProcess, JobResult | None]] = []
         self.on_started: Callable[[ToolProcess], None] = lambda _: None
@@ -58,6 +60,13 @@ class Holder(ToolHolder):
     def run_id(self) -> str:
         """The run."""
         return self._node_id
+
+    def workspace_root(self) -> str:
+        """Return the folder above that of the output."""
+        return str(self.folder.parent)
+
+    async def _may_still_write(self, path: str) -> bool:
+        return self.may_write
 
     def _connect(self) -> ClientSession:
         raise AssertionError("programs need no coordinator")

@@ -97,6 +97,21 @@ def test_an_approval_that_is_not_there_is_not_found(command: Any) -> None:
         assert (result.exit_code, "remit approvals" in result.stderr) == (2, True)
 
 
+def test_a_variable_that_was_never_filled_in_answers_nothing(command: Any) -> None:
+    async def one() -> None:
+        async with command.system.coordinator() as coordinator, coordinator.turn("t") as turn:
+            run = await turn.delegate(ask)
+            while not await coordinator.approvals():
+                await asyncio.sleep(0.005)
+            for verb in ("approve", "deny"):
+                empty = await asyncio.to_thread(command, verb, "")
+                assert (empty.exit_code, "the id is empty" in empty.stderr) == (2, True), empty.stderr
+            assert len(await coordinator.approvals()) == 1
+            await run.cancel()
+
+    asyncio.run(one())
+
+
 def test_a_part_of_an_id_that_means_several_is_refused_and_answers_are_one_document(command: Any) -> None:
     async def two() -> None:
         async with command.system.coordinator() as coordinator, coordinator.turn("t") as turn:
@@ -196,6 +211,57 @@ def test_run_says_what_is_answered_to_requests_for_approval(command: Any, tmp_pa
     wrong = command("run", "asking:ask", "--approvals", "maybe")
     assert (wrong.exit_code, "approvals must be one of" in wrong.stderr) == (2, True)
     del sys.modules["asking"]
+
+
+def test_a_swarm_file_says_what_is_answered_and_the_command_line_has_the_last_word(
+    command: Any, tmp_path: Path
+) -> None:
+    (Path.cwd() / "asking_swarm.py").write_text(
+        "from remit.agents import agent\n\n\n@agent\nasync def ask(ctx, what):\n"
+        "    return (await ctx.approve(what)).by\n"
+    )
+    path = tmp_path / "swarm.yaml"
+    path.write_text(
+        "approvals:\n  - {action: 'git push*', answer: deny, reason: not from here}\n"
+        "  - {action: 'git *', answer: approve}\n"
+        "agents:\n  ask: {python: 'asking_swarm:ask'}\nruns:\n"
+        "  - {name: status, agent: ask, with: {what: git status}}\n"
+        "  - {name: push, agent: ask, with: {what: git push origin}}\n"
+        "  - {name: narrow, agent: ask, with: {what: git status}, approvals: deny}\n"
+    )
+    command("run", str(path), "--plain")
+    nodes = {node["name"]: node for node in command.json("tree")["nodes"]}
+    assert {name: node["outcome"] for name, node in nodes.items() if name in ("status", "push", "narrow")} == {
+        "status": "succeeded",
+        "push": "failed",
+        "narrow": "failed",
+    }
+    assert "not from here" in nodes["push"]["error"]
+    command("run", str(path), "--plain", "--approvals", "auto")
+    outcomes = {node["name"]: node["outcome"] for node in command.json("tree")["nodes"]}
+    # The word of a run narrows what the turn allows, whoever said that.
+    assert (outcomes["push"], outcomes["narrow"]) == ("succeeded", "failed")
+    del sys.modules["asking_swarm"]
+
+
+def test_a_swarm_file_can_be_checked_without_being_run(command: Any, tmp_path: Path) -> None:
+    path = tmp_path / "swarm.yaml"
+    path.write_text(
+        f"agents:\n  add: {{python: '{command.target('add')}'}}\n  no: {{command: ['false']}}\n"
+        "runs:\n  - {name: a, agent: add, each: [1, 2], with: {a: '{item}'}, approvals: auto}\n"
+    )
+    good = command("validate", str(path))
+    assert (good.exit_code, good.stdout) == (0, f"{path} holds: 2 runs (2 of add)\nagent 'no' is used by no run\n")
+    document = command.json("validate", str(path))
+    assert (document["name"], document["runs"]) == ("swarm", ["a[1]", "a[2]"])
+    path.write_text(path.read_text().replace("auto", "autos"))
+    bad = command("validate", str(path))
+    assert bad.exit_code == 2
+    assert "swarm.yaml:5: runs[0].approvals: must be 'ask', 'auto', 'deny' or a list of rules" in bad.stderr
+    for target, told in ((command.target("add"), "is no swarm file"), ("nothing.yaml", "cannot be read")):
+        wrong = command("validate", target)
+        assert (wrong.exit_code, told in wrong.stderr) == (2, True), wrong.stderr
+    assert command.json("ps", "--all")["turns"] == []
 
 
 def test_verbs_say_what_they_are_for() -> None:

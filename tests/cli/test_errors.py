@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,16 @@ def refused(command: Any, *words: str) -> str:
     assert all(turn["outcome"] is not None for turn in command.json("ps")["turns"]), "nothing is left at work"
     sentences: str = result.stderr
     return sentences
+
+
+def test_a_name_that_the_terminal_cannot_show_is_written_out(tmp_path: Path) -> None:
+    folder = tmp_path / "w\u00fcst"
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "remit", "ps", "-w", str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"w\xfcst" in done.stdout
 
 
 @pytest.mark.parametrize(

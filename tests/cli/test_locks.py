@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,23 @@ async def until_claimed(coordinator: Coordinator, count: int) -> None:
             return
         await asyncio.sleep(0.005)
     raise AssertionError(f"never {count} claims")
+
+
+def test_names_that_no_terminal_should_see_are_shown_escaped(tmp_path: Path) -> None:
+    async def story() -> None:
+        with open_inprocess(tmp_path, journal=SqliteJournal.open(journal_path(str(tmp_path)))) as system:
+            async with system.coordinator() as coordinator, coordinator.turn("t") as turn:
+                async with turn.claim(
+                    write(os.fsdecode(b"\xff")), write("a\x1b[31mred"), read("\u202edocs"), write("e\u0301")
+                ):
+                    await asyncio.to_thread(look)
+
+    def look() -> None:
+        (line,) = remit("locks", "-w", str(tmp_path)).splitlines()
+        assert line.startswith(r"write \udcff and write a\x1b[31mred and read \u202edocs and write ")
+        assert line.isprintable()
+
+    asyncio.run(story())
 
 
 @pytest.mark.field_report("G10")

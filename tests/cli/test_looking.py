@@ -97,6 +97,15 @@ def test_tree_shows_the_latest_turn_with_reasons(command: Any, talk: dict[str, s
     assert lines[2].endswith(talk["bad"])
 
 
+@pytest.mark.parametrize("verb", ["tree", "result", "cancel", "logs"])
+def test_a_variable_that_was_never_filled_in_means_no_run(command: Any, verb: str) -> None:
+    """An empty text is part of every id: with one turn it would mean that one."""
+    command("run", command.target("add"), "a=1")
+    for text, told in (("", "the id is empty"), ("\udcff", "no turn or run")):
+        result = command(verb, text)
+        assert (result.exit_code, told in result.stderr) == (2, True), (result.output, result.stderr)
+
+
 def test_a_part_of_an_id_and_a_unique_name_will_do(command: Any, talk: dict[str, str]) -> None:
     assert command.json("result", talk["good"][-6:])["id"] == talk["good"]
     assert command.json("result", "good")["id"] == talk["good"]

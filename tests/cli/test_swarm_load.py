@@ -56,6 +56,35 @@ def test_a_mistake_names_file_line_and_field_and_suggests_the_nearest_name() -> 
     )
 
 
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("yes", "approvals: must be 'ask', 'auto', 'deny' or a list of rules, not 'yes'"),
+        ("denny", "approvals: must be 'ask', 'auto', 'deny' or a list of rules, not 'denny' (did you mean 'deny'?)"),
+        ("true", "approvals: must be 'ask', 'auto', 'deny' or a list of rules, not true"),
+        ("{action: x, answer: deny}", "approvals: must be 'ask', 'auto', 'deny' or a list of rules, not a mapping"),
+        ("[]", "approvals: must not be empty"),
+        ("[auto]", "approvals[0]: must be a mapping of fields, not 'auto'"),
+        ("[{action: x}]", "approvals[0]: the required field 'answer' is missing"),
+        ("[{action: '', answer: deny}]", "approvals[0].action: must not be empty"),
+        ("[{action: 5, answer: deny}]", "approvals[0].action: must be text, not the number 5"),
+        (
+            "[{action: x, answer: approves}]",
+            "approvals[0].answer: must be 'approve', 'deny' or 'ask', not 'approves' (did you mean 'approve'?)",
+        ),
+        (
+            "[{action: x, answer: deny, because: y}]",
+            "approvals[0].because: no such field; fields are action, answer, reason",
+        ),
+    ],
+)
+def test_a_policy_that_does_not_hold_is_told_with_its_place(policy: str, told: str) -> None:
+    text = with_runs("{name: a, agent: think}")
+    assert only_problem(f"approvals: {policy}\n{text}") == f"audit.yaml:1: {told}"
+    inside = with_runs(f"{{name: a, agent: think, approvals: {policy}}}")
+    assert only_problem(inside) == f"audit.yaml:6: runs[0].{told}"
+
+
 @pytest.mark.requirement("B38")
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
     text = with_runs(

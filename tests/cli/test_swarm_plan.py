@@ -6,6 +6,7 @@ from remit.cli.swarm import plan as plan_module
 from remit.cli.swarm.load import parse_swarm
 from remit.cli.swarm.model import Isolation, OnFailure, SwarmFile
 from remit.cli.swarm.plan import PlannedCommand, PlannedPython, PlannedRun, SwarmPlan, build_plan
+from remit.core.approvals import ApprovalRule
 from remit.core.errors import InvalidArgument, SwarmFileError
 from remit.core.limits import Limits
 from remit.locks import exclusive, read, write
@@ -250,6 +251,21 @@ def test_a_model_made_by_hand_is_checked_too(tmp_path: Path) -> None:
         build_plan(model, tmp_path)
 
 
+def test_policies_are_rules_and_words_are_short_for_one() -> None:
+    rules = '[{action: "git push*", answer: deny, reason: no}, {action: "git *", answer: approve}]'
+    model = parse_swarm(
+        f"approvals: {rules}\n{AGENTS}runs:\n"
+        "  - {name: a, agent: think, approvals: auto}\n  - {name: b, agent: think, approvals: deny}\n"
+        "  - {name: c, agent: think, approvals: ask}\n  - {name: d, agent: think}\n"
+    )
+    made = build_plan(model, Path())
+    assert made.approvals == (ApprovalRule("git push*", "deny", "no"), ApprovalRule("git *", "approve"))
+    every = {run.name: run.approvals for run in made.runs}
+    word = {"a": "approve", "b": "deny", "c": "ask"}
+    assert every == {"d": (), **{name: (ApprovalRule("*", answer),) for name, answer in word.items()}}
+    assert build_plan(parse_swarm(f"{AGENTS}runs:\n  - {{name: a, agent: think}}\n"), Path()).approvals == ()
+
+
 @pytest.mark.requirement("B39")
 def test_claims_are_filled_with_the_item_and_its_wildcards_are_plain_in_a_pattern(tmp_path: Path) -> None:
     run = '{name: a, agent: think, each: ["x[1].py"], claims: ["write src/{item}", "read glob {item}/*", exclusive]}'
@@ -265,6 +281,10 @@ def test_claims_are_filled_with_the_item_and_its_wildcards_are_plain_in_a_patter
         ("[lock src]", "runs[0].claims[0]: must be 'write PATH'"),
         ("write", "runs[0].claims: must be 'write PATH'"),
         ("'write {thing}'", "nothing fills {thing}"),
+        ("write ../x", "runs[0].claims: '../x' leads out of the workspace"),
+        ("write /etc", "runs[0].claims: '/etc' leads out of the workspace"),
+        ("'read glob [z-a]'", "runs[0].claims: '[z-a]' holds a class that no character is in"),
+        ('"write a\\0b"', "runs[0].claims: 'a\\x00b' holds a NUL character"),
     ],
 )
 def test_a_claim_that_cannot_be_is_told_with_its_place(tmp_path: Path, claims: str, told: str) -> None:

@@ -13,6 +13,9 @@ name: audit
 x-usual: {anything: [1]}
 deadline_s: 600
 limits: {max_depth: 2}
+approvals:
+  - {action: "git push*", answer: deny, reason: not from here}
+  - {action: "*", answer: ask}
 on_failure: stop
 agents:
   lint: {command: [ruff, 3, "{path}"], env: {A: 1}, ok_exit_codes: [0, 1]}
@@ -23,7 +26,7 @@ runs:
   - {name: b, agent: think, each: [1, {k: v}], with: {v: "{item}"}}
   - {name: c, agent: think, each: {lines: [git, ls-files], limit: 3}}
   - {name: d, agent: think, each: {glob: ["*.py"], exclude: x, as: y}}
-  - {name: e, agent: merge, after: [a, b], detached: true, deadline_s: 1.5}
+  - {name: e, agent: merge, after: [a, b], detached: true, deadline_s: 1.5, approvals: deny}
 """
 
 BAD = [
@@ -34,6 +37,11 @@ BAD = [
     ("number of seconds", {"deadline_s": -1}),
     ("word", {"on_failure": "explode"}),
     ("no runs", {"runs": []}),
+    ("policy word", {"approvals": "yes"}),
+    ("no rules", {"approvals": []}),
+    ("rule without answer", {"approvals": [{"action": "x"}]}),
+    ("rule with another answer", {"approvals": [{"action": "x", "answer": "allow"}]}),
+    ("rule for nothing", {"approvals": [{"action": "", "answer": "deny"}]}),
     ("two kinds of each", {"runs": [{"name": "a", "agent": "a", "each": {"glob": "a", "list": []}}]}),
     ("with is a list", {"runs": [{"name": "a", "agent": "a", "with": []}]}),
     ("run without agent", {"runs": [{"name": "a"}]}),

@@ -16,6 +16,7 @@ from remit.core.ids import IdFactory
 from remit.processes import JobSpec, ProcessClient, StartAnswer
 from remit.processes.place import Place
 from remit.testing import wait_until
+from tests.agents.git_world import Repository
 from tests.cli.runner import Result, invoke
 
 LIMIT_S = 40.0
@@ -175,12 +176,33 @@ def test_an_unknown_handle_and_one_of_another_workspace_are_not_found(scene: Sce
     assert is_alive(foreign.pid)
 
 
+def test_a_variable_that_was_never_filled_in_kills_nothing(scene: Scene) -> None:
+    answer = scene.start("sleep", "600")
+    result = scene("kill", "")
+    assert (result.exit_code, "the handle is empty" in result.stderr) == (2, True), result.output
+    assert is_alive(answer.pid)
+
+
 # -- remit doctor -----------------------------------------------------------------------
 
 
 def _findings(scene: Scene, job: str) -> list[str]:
     result = scene("doctor", "--json")
     return [finding["text"] for finding in json.loads(result.stdout) if job in finding["text"]]
+
+
+@pytest.mark.field_report("G14")
+def test_git_locks_are_named_with_what_is_known_of_them_and_left_alone(scene: Scene) -> None:
+    repository = Repository(scene.workspace)
+    assert _findings(scene, "git lock") == []
+    lock = repository.data / "index.lock"
+    lock.touch()
+    told = f"git lock {lock}: nobody knows whose it is; if no git is at work there, remove the file"
+    assert _findings(scene, "git lock") == [told]
+    with lock.open():
+        (told,) = _findings(scene, "git lock")
+        assert f"({os.getpid()}) has it open" in told
+    assert lock.exists()
 
 
 def test_a_leftover_is_shown_with_its_run_and_adopted(scene: Scene) -> None:

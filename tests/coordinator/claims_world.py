@@ -8,6 +8,7 @@ from remit.coordinator.decider import Decision
 from remit.coordinator.state import NodeState
 from remit.core.messages import AskClaim, ClaimAnswer, ClaimNotice, GiveUpClaim, RunRequest
 from remit.locks import Area, ClaimState, Mode, conflict
+from remit.processes.gitlocks import Aftermath
 from tests.coordinator.decider_world import World
 
 
@@ -55,9 +56,11 @@ class ClaimWorld(World):
         """Let a body give a claim back."""
         return self._take(self.decider.give_up_claim(GiveUpClaim(claim_id, node_id), self.now))
 
-    def process_swept(self, run_id: str, pid: int, *, gone: bool = True) -> Decision:
+    def process_swept(
+        self, run_id: str, pid: int, *, gone: bool = True, aftermath: Aftermath | None = None
+    ) -> Decision:
         """Say what became of a process of a dead host."""
-        return self._take(self.decider.swept(run_id, pid, self.now, gone=gone))
+        return self._take(self.decider.swept(run_id, pid, self.now, gone=gone, aftermath=aftermath))
 
     def clear(self, node_id: str) -> Decision:
         """Vouch that an ended node writes no more."""
@@ -102,6 +105,27 @@ class ClaimWorld(World):
                 states = [view.state for view in self.state.locks.claims(node.id)]
                 wanted = ClaimState.QUEUED if node.state is NodeState.CLAIMING else ClaimState.GRANTED
                 assert wanted in states, f"{node.id} is {node.state} and its claims are {states}"
+
+        self._check_that_no_waits_close_a_circle()
+
+    def _check_that_no_waits_close_a_circle(self) -> None:
+        """Invariant I5, of whoever no cancel has told to stop waiting."""
+        waits: dict[str, set[str]] = {}
+        for node in self.state.nodes.values():
+            if node.is_ended or node.cause is not None:
+                continue
+            waiting = node.waiting_on if node.is_turn or node.state is NodeState.WAITING else ()
+            waits[node.id] = {*waiting, *(node.live_children or ()), *(node.after if node.pending else ())}
+        for view in self.state.locks.claims():
+            if view.state is ClaimState.QUEUED and view.owner in waits:
+                waits[view.owner] |= {*view.behind, *view.held_by}
+        while True:
+            free = [name for name, others in waits.items() if not others & waits.keys()]
+            if not free:
+                break
+            for name in free:
+                del waits[name]
+        assert not waits, f"these wait for each other: {waits}"
 
     def _in_line(self, one: str, two: str) -> bool:
         nodes, ancestors = self.state.nodes, self.state.ancestors

@@ -20,6 +20,7 @@ from remit.coordinator.evolve import evolve
 from remit.coordinator.recovering import Survey
 from remit.coordinator.state import Node, NodeState, Pool, WorkspaceState
 from remit.coordinator.transaction import Settings
+from remit.coordinator.waiting import note_wait
 from remit.core.cause import Cause, CauseKind
 from remit.core.events import (
     CancelRequested,
@@ -43,6 +44,7 @@ from remit.core.messages import (
     FinishTurn,
     HostInventory,
     LiveAttempt,
+    NoteWait,
     OpenTurn,
     Report,
     ReportBatch,
@@ -295,6 +297,11 @@ class World:
         node = self.node(run_id)
         return self.report(node.host_id, ReportWaiting(run_id, node.attempt, next(self._numbers), on))
 
+    def turn_waits(self, turn_id: str, *on: str, number: int = 0) -> Decision:
+        """Let a turn's body wait for runs of others; for none, its wait is over."""
+        request = NoteWait(turn_id, number or next(self._numbers), on)
+        return self._take(self.decider.decide(lambda tx: note_wait(tx, request), self.now))
+
     def resume(self, run_id: str) -> Decision:
         """Let a body whose wait is over ask for its slot."""
         node = self.node(run_id)
@@ -411,8 +418,9 @@ class _History:
     def add(self, event: Event) -> None:
         name = event.node_id
         # A refusal and a quiet are about the request, and may come after the end.
-        # So is the end of a quarantine, once the proof is there, and money that was spent all the same.
-        late = ("delegation_refused", "cancel_quiet", "claim_changed")
+        # So is the end of a quarantine, once the proof is there, and money that was spent all the same;
+        # and what was found where its programs were killed.
+        late = ("delegation_refused", "cancel_quiet", "claim_changed", "git_locks_found")
         if name in self._parents and event.kind not in late and not getattr(event, "late", False):
             assert name not in self._ended, f"{event.kind} after the end of {name}"
         if isinstance(event, TurnAccepted | RunAccepted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remit.coordinator.state import NodeState
-from remit.core.errors import NotFound, Refused, TurnCancelled
+from remit.core.errors import DependencyError, NotFound, Refused, TurnCancelled
 from remit.core.messages import ClaimCheck, ReportProcess
 from remit.core.outcome import Outcome
 from remit.locks import (
@@ -16,6 +16,7 @@ from remit.locks import (
     LeaseNotHeld,
     PathNotClaimed,
 )
+from remit.processes.gitlocks import Aftermath
 from tests.coordinator.claims_world import ClaimWorld, wish
 
 
@@ -174,6 +175,20 @@ def test_circles_of_claims_and_waits_are_refused_where_they_close() -> None:
     assert refused.split(" -> ")[0] == refused.split(" -> ")[-1] == one
 
 
+@pytest.mark.field_report("E13")
+def test_a_run_that_comes_after_what_waits_for_a_claim_of_its_parent_is_refused() -> None:
+    world = ClaimWorld()
+    turn = world.open_turn()
+    parent, stranger = world.delegate(turn, 2)
+    world.claim(parent, "w:x")
+    world.claim(stranger, "w:x")
+    error = world.delegate_all(parent, [world.request(after=(stranger,))]).error
+    assert isinstance(error, DependencyError)
+    assert f"{parent} -> {stranger} -> {parent}" in str(error)
+    # One that is let go is nobody's to wait for.
+    assert world.delegate_all(parent, [world.request(after=(stranger,), detached=True)]).error is None
+
+
 @pytest.mark.field_report("G6")
 def test_a_timeout_takes_the_request_out_of_line_and_names_the_holder() -> None:
     world = ClaimWorld()
@@ -297,6 +312,40 @@ def test_a_writer_is_checked_against_what_it_holds_now() -> None:
     world.cancel(run)
     with pytest.raises(TurnCancelled):
         check(ClaimCheck(run, "c1", token))
+
+
+@pytest.mark.field_report("G14")
+def test_what_cleans_up_after_a_cancel_may_write_what_is_still_held_and_not_lent() -> None:
+    world = ClaimWorld()
+    turn = world.open_turn()
+    (run,) = world.delegate(turn)
+    (child,) = world.delegate(run)
+    token = world.claim(run, "w:.git", claim_id="c1").token
+    (area,) = wish("w:.git/index.lock")
+    world.cancel(run)
+    check = world.decider.check_claim
+    with pytest.raises(TurnCancelled):
+        check(ClaimCheck(run, area=area))
+    assert check(ClaimCheck(run, area=area, in_clean_up=True)) == token
+    with pytest.raises(PathNotClaimed):
+        check(ClaimCheck(child, area=area, in_clean_up=True))
+
+
+@pytest.mark.field_report("G14")
+def test_git_locks_that_a_dead_host_had_left_are_journalled_before_its_claims_are_freed() -> None:
+    world = ClaimWorld()
+    turn = world.open_turn()
+    (run,) = world.delegate(turn)
+    host = world.node(run).host_id
+    world.claim(run, "w:.git")
+    world.report(host, ReportProcess(run, 1, 77, 0.0, "box", "git"))
+    world.host_gone(host)
+    found = Aftermath(("/w/.git/index.lock",), ("/w/.git/config.lock: it is older",))
+    decision = world.process_swept(run, 77, aftermath=found)
+    kinds = [event.kind for event, _ in decision.events]
+    assert kinds.index("git_locks_found") < kinds.index("claim_changed")
+    assert (world.node(run).git_locks_removed, world.node(run).git_locks_left) == (found.removed, found.left)
+    assert world.holders == []
 
 
 def test_foreign_and_unknown_claims_are_typed_errors_and_change_nothing() -> None:

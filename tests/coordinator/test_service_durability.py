@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from remit.coordinator.decider import Decider
-from remit.coordinator.engine import ClusterNode
+from remit.coordinator.engine import ClusterNode, Swept
 from remit.coordinator.service import CoordinatorService, ServiceOptions
 from remit.coordinator.transaction import Settings
 from remit.core.errors import InternalError, InvalidArgument, JournalError
@@ -30,6 +30,7 @@ from remit.core.messages import (
 )
 from remit.core.outcome import Outcome
 from remit.journal import MemoryJournal
+from remit.locks import Area
 from remit.testing import ManualClock
 
 
@@ -84,7 +85,13 @@ class _Engine:
     async def kill(self, host_id: str) -> None: ...
 
     def sweep(
-        self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]
+        self,
+        run_id: str,
+        pid: int,
+        start_time: float,
+        machine: str,
+        on_done: Callable[[Swept], None],
+        claimed: Sequence[Area] = (),
     ) -> None: ...
 
     def exit(self) -> None: ...

@@ -49,6 +49,13 @@ class ClaimsMachine(DeciderMachine):
                 owner = self.asked[0][0]
             self.claims.give_up(owner, claim_id)
 
+    @rule(pick=PICK, other=PICK, is_over=st.sampled_from([False, False, True]))
+    def turn_waits_for_a_run_of_another(self, pick: int, other: int, is_over: bool) -> None:
+        turn = self._pick(list(self.world.state.turns.values()), pick)
+        run = self._pick([node for node in self.world.state.nodes.values() if not node.is_turn], other)
+        if turn is not None and run is not None:
+            self.claims.turn_waits(turn.id, *(() if is_over else (run.id,)))
+
     @rule(pick=PICK)
     def body_starts_a_process(self, pick: int) -> None:
         node = self._pick([node for node in self._bodies() if not node.processes], pick)

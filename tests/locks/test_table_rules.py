@@ -96,6 +96,19 @@ def writes_glob(key: str) -> Area:
     return Area(Mode.WRITE, key, AreaKind.GLOB)
 
 
+@pytest.mark.field_report("G14")
+def test_what_is_kept_for_an_owner_that_is_gone_is_its_own_where_nobody_else_has_a_claim() -> None:
+    owners = Owners(child="lost")
+    owners.take("lost", writes("a"), writes("b"), reads("c"))
+    assert owners.table.kept_for("lost") == (writes("a"), writes("b"))
+    owners.take("child", reads("b/deep"))
+    owners.line_up("waiting", writes("a"))
+    assert owners.table.kept_for("lost") == (writes("a"),)
+    owners.table.end(["lost"], at=1.0, quarantine="its programs may live")
+    assert owners.table.kept_for("lost") == (writes("a"),)
+    assert owners.table.kept_for("waiting") == owners.table.kept_for("nobody") == ()
+
+
 # Sharing, order, all or nothing.
 
 

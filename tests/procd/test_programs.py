@@ -8,6 +8,9 @@ import pytest
 
 from remit.agents.tooldesk import scope_of
 from remit.coordinator.programs import Programs
+from remit.locks import Area, Mode
+from remit.processes.gitplaces import find_locks, git_users
+from tests.agents.git_world import Repository
 from tests.procd.live import LIMIT_S, Node, is_running, wait_for
 
 
@@ -17,7 +20,7 @@ def test_what_a_dead_owner_left_in_the_foreground_ends_and_the_background_goes_o
     tree = node.tree(scope=scope)
     behind = node.run("sleep", "1000", scope=scope, background=True)
     foreign = node.run("sleep", "1000")
-    assert Programs(tmp_path, state_dir=node.directory).end(node.run_id)
+    assert Programs(tmp_path, state_dir=node.directory).end(node.run_id).gone
     wait_for(lambda: {one.pid for one in node.processes()} == {behind.pid, foreign.pid}, "the wrong ones live")
     result = node.client.wait(tree.job, timeout_s=LIMIT_S)
     assert result is not None
@@ -46,9 +49,36 @@ def test_only_the_machine_that_holds_a_program_proves_its_end(node: Node, tmp_pa
         elsewhere.close()
 
 
+@pytest.mark.field_report("G14")
+@pytest.mark.parametrize("is_claimed", [True, False])
+def test_git_locks_of_a_program_whose_host_died_go_where_its_run_holds_the_claim(
+    node: Node, tmp_path: Path, is_claimed: bool
+) -> None:
+    repository = Repository(tmp_path)
+    repository.hold("pre-commit")
+    commit = "git -c user.name=a -c user.email=a@b commit -qam x & "
+    script = f"cd {tmp_path}; {commit} while [ ! -e .git/is-held ]; do sleep 0.01; done; kill -9 $!; exec sleep 1000"
+    node.run("sh", "-c", script, scope=scope_of(tmp_path))
+    wait_for(lambda: repository.ready.exists() and not living_gits(repository), "git was not killed")
+    assert repository.locks() == ["index.lock"]
+    claimed = [Area(Mode.WRITE, ".git")] if is_claimed else [Area(Mode.WRITE, "src"), Area(Mode.READ, ".git")]
+    swept = Programs(tmp_path, state_dir=node.directory).end(node.run_id, claimed)
+    assert swept.gone
+    lock = str(repository.data / "index.lock")
+    if is_claimed:
+        assert (swept.aftermath.removed, swept.aftermath.left, repository.locks()) == ((lock,), (), [])
+    else:
+        assert swept.aftermath.removed == ()
+        assert [text.partition(": ")[0] for text in swept.aftermath.left] == [lock]
+
+
+def living_gits(repository: Repository) -> bool:
+    return any(user.git_dirs for user in git_users(find_locks([str(repository.data)])))
+
+
 def test_where_nothing_was_ever_started_no_daemon_is(tmp_path: Path) -> None:
     programs = Programs(tmp_path, state_dir=tmp_path / "state")
-    assert programs.end("run_1")
+    assert programs.end("run_1").gone
     assert programs.gone(["run_1"]) == {}
     programs.vouch()
     programs.release()

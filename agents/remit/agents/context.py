@@ -29,6 +29,7 @@ from remit.core.messages import (
     StartItem,
 )
 from remit.core.signal import CancelSignal
+from remit.locks import Area
 from remit.processes import CommandResult, JobOutcome, JobResult
 from remit.telemetry.watching import BodyWatch, waiting_at
 
@@ -151,11 +152,9 @@ class RunContext(Participant):
             found[name or run_id] = self.run(run_id, name=name)
         return found
 
-    def run(self, run_id: str, *, name: str = "") -> Run:
-        """Return a handle on any run of this workspace; waiting on it watches this run's signal."""
-        handle = Run(self, run_id, name=name)
-        self.session.watch(run_id, handle)
-        return handle
+    def _leased_areas(self) -> list[Area]:
+        """Return the areas that are held here, those of the whole run among them."""
+        return [*(Area.from_dict(dict(area)) for area in self._item.claims), *super()._leased_areas()]
 
     # -- handing over --------------------------------------------------------------
 
@@ -236,7 +235,11 @@ class RunContext(Participant):
                 stopped=result.outcome is not JobOutcome.EXITED,
                 escalated=bool(result.escalated),
                 survivors=tuple(str(pid) for pid in result.survivors),
+                git_locks_removed=tool.aftermath.removed,
+                git_locks_left=tool.aftermath.left,
             )
+        for text in (*(f"{path}: removed" for path in tool.aftermath.removed), *tool.aftermath.left):
+            self.log(f"git lock {text}")
         self._outbox.put(report)
 
     def _tool_cut_short(self, tool: ToolProcess) -> None:
@@ -260,14 +263,12 @@ class RunContext(Participant):
     # -- giving way while waiting --------------------------------------------------
 
     @contextmanager
-    def _while_waiting(
-        self, run_ids: Sequence[str], *, what: str = "children"
-    ) -> Generator[asyncio.Future[None] | None]:
+    def _while_waiting(self, runs: Sequence[Run], *, what: str = "children") -> Generator[asyncio.Future[None] | None]:
         """Give up the slot for the time of a wait; several waits share one yield."""
         self._wait_count += 1
         wait_id = self._wait_count
         refusal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waits[wait_id] = (tuple(run_ids), refusal)
+        self._waits[wait_id] = (tuple(run.id for run in runs), refusal)
         on = tuple(dict.fromkeys(name for ids, _ in self._waits.values() for name in ids))
         self._last_wait = ReportWaiting(self.run_id, self.attempt, wait_id, on, what)
         self._outbox.put(self._last_wait)

@@ -247,6 +247,12 @@ class Delegator(ABC):
 
     # -- waiting -------------------------------------------------------------------
 
+    def run(self, run_id: str, *, name: str = "") -> Run:
+        """Return a handle on any run of this workspace; waiting on it watches the signal of this turn or run."""
+        handle = Run(self, run_id, name=name)
+        self.session.watch(run_id, handle)
+        return handle
+
     @overload
     async def gather(self, *runs: Run, return_outcomes: Literal[False] = False) -> list[Any]: ...
 
@@ -337,7 +343,7 @@ class Delegator(ABC):
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         waker = _Waker(LoopDelivery.of_loop(loop), over, enough)
-        with self._while_waiting([run.id for run in open_runs]) as ticket:
+        with self._while_waiting(open_runs) as ticket:
             try:
                 for run in open_runs:
                     if not run.add_waiter(waker):
@@ -351,9 +357,7 @@ class Delegator(ABC):
         return done or enough()
 
     @contextmanager
-    def _while_waiting(
-        self, run_ids: Sequence[str], *, what: str = "children"
-    ) -> Generator[asyncio.Future[None] | None]:
+    def _while_waiting(self, runs: Sequence[Run], *, what: str = "children") -> Generator[asyncio.Future[None] | None]:
         """Give way to others during a wait; yields a future that fails if the wait is refused."""
         with waiting_at(WAITS[what], self._watch):
             yield None

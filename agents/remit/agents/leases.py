@@ -28,7 +28,7 @@ from remit.core.errors import InvalidArgument, RemitError
 from remit.core.messages import AskClaim, ClaimAnswer, ClaimCheck, ClaimNotice, GiveUpClaim, Notice
 from remit.core.scope import shielded
 from remit.core.wellformed import check_number
-from remit.locks import Area, AreaKind, Claim, InvalidClaim, PathNotClaimed, write
+from remit.locks import Area, AreaKind, Claim, InvalidClaim, LeaseNotHeld, Mode, PathNotClaimed, Workspace, write
 from remit.telemetry.names import ObservedAt
 from remit.telemetry.watching import waiting_at
 
@@ -36,6 +36,7 @@ __all__ = ["ClaimHolder", "Lease"]
 
 _RELEASE_S = 5.0
 _MOVED_TRIES = 3
+_STATE_FOLDER = ".remit"
 _WRITE_MODES = ("w", "wb", "x", "xb")
 
 
@@ -52,6 +53,15 @@ class Lease:
         """Fencing token: larger than that of every earlier grant in this workspace, also across restarts."""
         self.areas = areas
         """What it covers, normalised."""
+
+    @property
+    def holder_id(self) -> str:
+        """The turn or run that holds it."""
+        return self._holder.holder_id
+
+    def belongs_to(self, holder: ClaimHolder) -> bool:
+        """Tell whether this lease was granted to a turn or run context."""
+        return self._holder is holder
 
     def __repr__(self) -> str:
         return f"<Lease {' and '.join(area.describe() for area in self.areas)} token={self.token}>"
@@ -97,6 +107,13 @@ class _Grant:
 
 class ClaimHolder(Delegator):
     """Something that may claim paths of the workspace: a turn or a run context."""
+
+    _leases: dict[str, Lease] | None = None
+
+    @property
+    def holder_id(self) -> str:
+        """The turn or run that claims are made for."""
+        return self._node_id
 
     @asynccontextmanager
     async def claim(self, *claims: Claim, timeout_s: float | None = None) -> AsyncGenerator[Lease]:
@@ -147,6 +164,9 @@ class ClaimHolder(Delegator):
             areas = workspace.areas(claims)
             lease = await self._acquire_areas(areas, timeout_s)
             if workspace.still_holds(claims, areas):
+                if self._leases is None:
+                    self._leases = {}
+                self._leases[lease.claim_id] = lease
                 return lease
             # A link on the way was changed while we waited: the lease is for the wrong place.
             await self.release(lease)
@@ -182,7 +202,16 @@ class ClaimHolder(Delegator):
         return token
 
     async def release(self, lease: Lease) -> None:
-        """End a lease. Not a place to be cancelled at: it ends with its holder anyway."""
+        """End a lease. Not a place to be cancelled at: it ends with its holder anyway.
+
+        Raises:
+            LeaseNotHeld: it is somebody else's.
+        """
+        if not lease.belongs_to(self):
+            told = f"lease {lease.claim_id} belongs to {lease.holder_id}, not to {self._node_id}"
+            raise LeaseNotHeld(told, claim_id=lease.claim_id)
+        if self._leases is not None:
+            self._leases.pop(lease.claim_id, None)
         request = GiveUpClaim(lease.claim_id, self._node_id)
         with suppress(RemitError):
             async with shielded(_RELEASE_S):
@@ -192,6 +221,24 @@ class ClaimHolder(Delegator):
         """Ask whether a lease is held; see `Lease.check`."""
         self._signal.raise_if_set()
         await self._watched(self.session.request("check_claim", ClaimCheck(self._node_id, lease.claim_id, lease.token)))
+
+    def _leased_areas(self) -> list[Area]:
+        """Return the areas that are held here, as far as this process knows."""
+        return [area for lease in (self._leases or {}).values() for area in lease.areas]
+
+    def _leased_places(self) -> list[str]:
+        """Return the paths that may be written here, relative to the workspace, as far as this process knows."""
+        areas = self._leased_areas()
+        return [a.label or a.key for a in areas if a.mode is Mode.WRITE and a.kind is AreaKind.PATH]
+
+    async def _may_still_write(self, path: str) -> bool:
+        """Ask whether a lease covers a path that is not lent; also for the clean-up after a cancel."""
+        try:
+            area = _area_of(workspace_of(self.workspace_root()), Path(path))
+            await self.session.request("check_claim", ClaimCheck(self._node_id, area=area.to_dict(), in_clean_up=True))
+        except RemitError:
+            return False
+        return True
 
     async def check_path(self, path: str | os.PathLike[str]) -> Path:
         """Return the real place of a path that this turn or run may write now.
@@ -204,9 +251,8 @@ class ClaimHolder(Delegator):
         self._signal.raise_if_set()
         workspace = workspace_of(self.workspace_root())
         place = workspace.resolve(path)
-        # The path itself is what is written; other areas are about links on the way.
-        area = next(area for area in workspace.areas([write(place)]) if area.kind is AreaKind.PATH)
-        request = ClaimCheck(self._node_id, area=area.to_dict())
+        _check_not_ours(workspace, place)
+        request = ClaimCheck(self._node_id, area=_area_of(workspace, place).to_dict())
         await self._watched(self.session.request("check_claim", request))
         return place
 
@@ -225,12 +271,15 @@ class ClaimHolder(Delegator):
                 so that it leads elsewhere; nothing was written.
             OutsideWorkspace: it leads out of the workspace.
             TurnCancelled: this turn or run was cancelled; nothing was written.
+            IsADirectoryError: a folder is there. InvalidArgument: something else that is no file.
+            UnicodeEncodeError, LookupError: the encoding cannot hold the text, or is none.
 
         Durability:
             The content has reached the disk when it returns.
         """
+        data = text.encode(encoding)  # before anything is opened: it may not be possible
         async with self.open(path, "wb") as file:
-            file.write(text.encode(encoding))
+            file.write(data)
 
     @asynccontextmanager
     async def open(
@@ -263,6 +312,25 @@ class ClaimHolder(Delegator):
             if await self.check_path(path) != place:
                 raise PathNotClaimed(f"{os.fspath(path)!r} leads somewhere else than when it was opened")
             target.put_in_place()
+
+
+def _check_not_ours(workspace: Workspace, place: Path) -> None:
+    """Refuse what the workspace's own state is kept in; what runs put out lies there too, and is theirs.
+
+    Raises:
+        InvalidClaim: it is the journal, or something else that only Remit may write.
+    """
+    names = place.relative_to(workspace.root).parts
+    if workspace.ignores_case:
+        names = tuple(name.casefold() for name in names)
+    if names[:1] == (_STATE_FOLDER,) and (len(names) < 3 or names[1] != "output"):
+        told = f"{os.path.join(*names)!r} is the state of this workspace, which nobody else may write"
+        raise InvalidClaim(f"{told}; write beside {_STATE_FOLDER!r}")
+
+
+def _area_of(workspace: Workspace, place: Path) -> Area:
+    """Return what is written where a path is: itself; other areas are about links on the way."""
+    return next(area for area in workspace.areas([write(place)]) if area.kind is AreaKind.PATH)
 
 
 async def _result_of(future: asyncio.Future[int]) -> int:

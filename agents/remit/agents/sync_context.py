@@ -74,10 +74,6 @@ class SyncRunContext(SyncToolHolder):
         """Runs that this one came after, by name."""
         return {name: SyncRun(run, self._loop) for name, run in self._context.after.items()}
 
-    def run(self, run_id: str, *, name: str = "") -> SyncRun:
-        """Return a handle on any run of this workspace."""
-        return SyncRun(self._context.run(run_id, name=name), self._loop)
-
     def log(self, text: str) -> None:
         """Append a line to this run's log."""
         self._context.log(text)

@@ -201,6 +201,10 @@ class SyncDelegator:
         runs = run_in_loop(self._loop, self._delegator.delegate_many(agent, arguments, options=packed))
         return [SyncRun(run, self._loop) for run in runs]
 
+    def run(self, run_id: str, *, name: str = "") -> SyncRun:
+        """Return a handle on any run of this workspace; see `Delegator.run`."""
+        return SyncRun(self._delegator.run(run_id, name=name), self._loop)
+
     @overload
     def gather(self, *runs: SyncRun, return_outcomes: Literal[False] = False) -> list[Any]: ...
 

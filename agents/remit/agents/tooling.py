@@ -18,12 +18,16 @@ from remit.core.ids import IdFactory
 from remit.core.signal import CancelSignal
 from remit.core.wellformed import check_number, shown
 from remit.processes import CommandResult, JobResult, JobSpec, JobView, StopAnswer, fingerprint
+from remit.processes.aftermath import locks_after, treat
+from remit.processes.gitlocks import Aftermath
 from remit.telemetry.names import ObservedAt
 from remit.telemetry.watching import waiting_at
 
 __all__ = ["ToolHolder"]
 
 _IDS = IdFactory()
+_MOST_LOCKS = 32
+"""Git locks that the coordinator is asked about after a kill; more than git takes at once."""
 
 
 class ToolHolder(ClaimHolder):
@@ -192,6 +196,7 @@ class ToolHolder(ClaimHolder):
             kill=self.tool_kill(),
             report=self.tool_report,
             watched=self._watched_tool,
+            clean_up=self._after_kill,
         )
         try:
             with waiting_at(ObservedAt.TOOL_WAIT, self._watch), self._own_cancel():
@@ -201,6 +206,16 @@ class ToolHolder(ClaimHolder):
                 self._tool_cut_short(tool)
             raise
         return tool
+
+    async def _after_kill(self, tool: ToolProcess, result: JobResult) -> Aftermath:
+        """Take away the git locks that a killed program has left, where this turn or run holds the claim."""
+        spec, root = tool.spec, self.workspace_root()
+        places = [os.path.join(root, place) for place in self._leased_places()]
+        locks = await asyncio.to_thread(locks_after, spec.cwd or root, spec.argv, places)
+        if not locks:
+            return Aftermath()
+        claimed = [lock.path for lock in locks[:_MOST_LOCKS] if await self._may_still_write(lock.path)]
+        return await asyncio.to_thread(treat, locks, result, claimed)
 
     async def _watched_tool(self, awaitable: Awaitable[Any]) -> Any:
         """Await what a program does, under the signal; a cancel is told as observed there."""

@@ -9,16 +9,20 @@
 3. A wait that was cut short by a stop ends when the tree is proven gone, or with
    what is left named, within the grace and a bound.
 4. A process of the session (`background`) is stopped by its handle and by nothing else.
+5. Where one was killed, the place where it worked is looked at before its end is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 import codecs
+import contextvars
+import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,12 +43,18 @@ from remit.processes import (
     backgrounded_result,
     command_result,
 )
+from remit.processes.aftermath import was_killed
+from remit.processes.gitlocks import Aftermath
 from remit.processes.output import STDERR_NAME, STDOUT_NAME
 
 __all__ = ["ToolProcess", "settle_all"]
 
+logger = logging.getLogger("remit.processes")
+
 PROOF_S = 12.0
 """How long after the grace a stop may take to be proven: the keeper's own limit (5 s) and room for a busy machine."""
+AFTERMATH_S = 4.0
+"""How long the place of a killed program may be looked at before its end is told without."""
 _READ_BYTES = 65_536
 _POLL_S = (0.01, 0.2)
 
@@ -66,6 +76,7 @@ class ToolProcess:
         kill: CancelSignal | None,
         report: Callable[[ToolProcess, bool, JobResult | None], None],
         watched: Callable[[Awaitable[Any]], Awaitable[Any]],
+        clean_up: Callable[[ToolProcess, JobResult], Awaitable[Aftermath]] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.spec = spec
@@ -81,6 +92,10 @@ class ToolProcess:
         """Whether it was running already under its key, started by an earlier attempt."""
         self.background = spec.background
         """Whether it belongs to the session."""
+        self.aftermath = Aftermath()
+        """Git locks that were found where it worked, if it was killed."""
+        self._clean_up = clean_up
+        self._cleaning: asyncio.Task[None] | None = None
         self._desk = desk
         self._signal = signal
         self._kill = kill
@@ -191,6 +206,33 @@ class ToolProcess:
         self._delivery.post(lambda: self._take_result(result))
 
     def _take_result(self, result: JobResult | None) -> None:
+        if self._done.done() or self._cleaning is not None:
+            return
+        # One of the session is under nobody's claim any more.
+        if result is None or self._clean_up is None or self.background or not was_killed(result):
+            self._settle_with(result)
+            return
+        # In a context of its own: it is no task of the body, which a cancel would end.
+        loop = asyncio.get_running_loop()
+        self._cleaning = contextvars.Context().run(loop.create_task, self._clean_and_settle(self._clean_up, result))
+
+    async def _clean_and_settle(
+        self, clean_up: Callable[[ToolProcess, JobResult], Awaitable[Aftermath]], result: JobResult
+    ) -> None:
+        """Look at what a killed program has left in its place, bounded; then let its end be known."""
+        try:
+            looking = asyncio.ensure_future(clean_up(self, result))
+            done, _ = await asyncio.wait([looking], timeout=AFTERMATH_S)
+            if done:
+                self.aftermath = looking.result()
+            else:
+                looking.cancel()
+        except Exception:  # whatever is wrong with the place, the end of the program has to be told
+            logger.exception("the place where %s was killed could not be looked at", self.handle)
+        finally:
+            self._settle_with(result)
+
+    def _settle_with(self, result: JobResult | None) -> None:
         if self._done.done():
             return
         self._done.set_result(result)
@@ -214,7 +256,8 @@ class ToolProcess:
             survivors=(self.pid,) if self.pid else (),
             error=f"it could not be stopped: {error}",
         )
-        self._heard(result)
+        # Its place is not looked at: it may be at work there still, and its holder has waited long enough.
+        self._delivery.post(lambda: self._settle_with(result))
 
     async def wait(self, timeout_s: float | None = None) -> CommandResult | None:
         """Wait for its end and return how it ended; its expiry, or a cancel of this task, stops nothing.
@@ -245,7 +288,8 @@ class ToolProcess:
         result = self._done.result()
         if result is None:
             return self.so_far()
-        return command_result(self.spec, result, pid=self.pid, output_dir=self._output_dir)
+        found = command_result(self.spec, result, pid=self.pid, output_dir=self._output_dir)
+        return replace(found, git_locks_removed=self.aftermath.removed, git_locks_left=self.aftermath.left)
 
     def so_far(self) -> CommandResult:
         """Return its output so far, for one that goes on behind its caller."""

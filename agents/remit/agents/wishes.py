@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from remit.core.errors import InvalidArgument
 from remit.locks import Area, Claim, InvalidClaim, Mode, Workspace
@@ -39,6 +39,12 @@ def checked_claims(claims: object) -> tuple[Claim, ...]:
     for item in found:  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(item, Claim):
             raise InvalidArgument(f"claims must hold read(...), write(...) or exclusive(), not {item!r}")
+        # A claim that was not made by `read` and its like; types are not looked at where it was made.
+        mode, text = cast("tuple[object, object]", (item.mode, item.text))
+        if not isinstance(mode, Mode) or not isinstance(text, str):
+            raise InvalidClaim(
+                f"a claim is a mode and a text, not {mode!r} and {text!r}; make it with read() or write()"
+            )
         checked.append(item)
     return tuple(checked)
 

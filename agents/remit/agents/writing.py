@@ -10,6 +10,7 @@ not offer). What is written can land in the folder that was checked and nowhere 
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import os
 import secrets
@@ -19,10 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from remit.core.errors import InvalidArgument
 from remit.locks import PathNotClaimed
 
 __all__ = ["AtomicFile"]
 
+_MAX_NAME_BYTES = 255
+"""What every common file system takes, in bytes (some count letters, and take more)."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -48,7 +52,7 @@ class AtomicFile:
         self._must_be_new = "x" in mode
         self._is_binary = "b" in mode
         self._encoding = codecs.lookup(encoding).name
-        self._part = f".{place.name}.{secrets.token_hex(6)}.part"
+        self._part = _part_name(place.name)
         self._folder = -1
         self._raw: IO[bytes]
         self._is_placed = False
@@ -60,12 +64,15 @@ class AtomicFile:
 
         Raises:
             FileExistsError: it must not exist and does.
+            IsADirectoryError: it is a folder.
+            InvalidArgument: it is something else that is no file.
             PathNotClaimed: a link has been put on the way since the path was checked.
         """
+        if self._place == self._root:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._place))
         self._folder = _open_folder(self._root, self._place.parent)
         try:
-            if self._must_be_new and self._status() is not None:
-                raise FileExistsError(f"{str(self._place)!r} exists")
+            self._check_target()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._raw = os.fdopen(os.open(self._part, flags, 0o666, dir_fd=self._folder), "wb")
         except BaseException:
@@ -119,11 +126,32 @@ class AtomicFile:
             os.replace(self._part, self._place.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             self._is_placed = True
 
+    def _check_target(self) -> None:
+        there = self._status()
+        if there is None:
+            return
+        if stat.S_ISDIR(there.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._place))
+        if self._must_be_new:
+            raise FileExistsError(f"{str(self._place)!r} exists")
+        if not stat.S_ISREG(there.st_mode) and not stat.S_ISLNK(there.st_mode):
+            # To replace a pipe or a device by a file is never what was meant.
+            raise InvalidArgument(f"{self._place.name!r} is no regular file; open it yourself to write to it")
+
     def _status(self) -> os.stat_result | None:
         try:
             return os.stat(self._place.name, dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
+
+
+def _part_name(name: str) -> str:
+    """Return a name beside the file's that nobody has, and that is no longer than names may be."""
+    end = f".{secrets.token_hex(6)}.part"
+    # Whole letters are left out: some file systems take no half ones.
+    while len(os.fsencode(name)) > _MAX_NAME_BYTES - len(end) - 1:
+        name = name[:-1]
+    return f".{name}{end}"
 
 
 def _open_folder(root: Path, folder: Path) -> int:

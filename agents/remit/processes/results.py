@@ -65,6 +65,10 @@ class CommandResult:
     """Processes that belong to somebody else and could not be signalled."""
     containment: str = ""
     """What held its processes together, strongest first, such as `subreaper+pidfd`."""
+    git_locks_removed: tuple[str, ...] = ()
+    """Git locks that were taken away after it was killed: they were its own, with proof."""
+    git_locks_left: tuple[str, ...] = ()
+    """Git locks that stay where it was killed, each with why."""
 
     @property
     def timed_out(self) -> bool:

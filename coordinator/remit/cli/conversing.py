@@ -116,6 +116,8 @@ def _meant(records: Records, text: str) -> ApprovalRecord:
         NotFound: none or several match.
     """
     approvals = records.state.approvals
+    if not text:  # it is a part of every id
+        raise NotFound("the id is empty; `remit approvals` lists what waits for an answer")
     if text in approvals:
         return approvals[text]
     found = [record for name, record in approvals.items() if name.startswith(text) or name.endswith(text)]

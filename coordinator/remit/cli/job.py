@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from remit.agents import CommandAgent, RunOptions
 from remit.agents.definition import AgentDefinition, Isolation, load_agent
+from remit.core.approvals import ApprovalRule
 from remit.core.errors import InvalidArgument, RemitError, UnknownAgent
 from remit.core.limits import Limits
 
@@ -33,6 +34,8 @@ class Job:
     """Seconds for the whole turn, or None."""
     limits: Limits | None = None
     """Limits of the turn, or None."""
+    approvals: tuple[ApprovalRule, ...] = ()
+    """What the file says is answered to requests for approval; empty if it does not."""
     stop_on_failure: bool = False
     """Whether the first run that does not succeed stops the others."""
     notes: Sequence[str] = ()
@@ -128,6 +131,7 @@ def _swarm_job(path: Path, workspace: str, name: str) -> Job:
         name or plan.name or path.stem,
         deadline_s=plan.deadline_s,
         limits=plan.limits,
+        approvals=plan.approvals,
         stop_on_failure=plan.on_failure == "stop",
         notes=plan.notes,
     )
@@ -144,6 +148,7 @@ def _swarm_job(path: Path, workspace: str, name: str) -> Job:
                 detached=run.detached,
                 claims=run.claims,
                 limits=run.limits,
+                approvals=run.approvals,
             )
         )
     return job

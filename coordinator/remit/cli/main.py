@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,8 +50,12 @@ def run(
     ] = "reject",
     deadline_s: Annotated[float | None, typer.Option("--deadline", help="Seconds for the whole turn.")] = None,
     approvals: Annotated[
-        str, typer.Option("--approvals", help="Requests for approval: ask (remit approvals), auto, or deny.")
-    ] = "ask",
+        str | None,
+        typer.Option(
+            "--approvals",
+            help="Requests for approval: ask (remit approvals), auto, or deny. By default what the file says, or ask.",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Hand the turn over and return at once.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live tree.")] = False,
     address: Address = None,
@@ -95,7 +100,7 @@ def _run(
     session: str | None,
     busy: str,
     deadline_s: float | None,
-    approvals: str,
+    approvals: str | None,
     detach: bool,
     plain: bool,
     address: str | None,
@@ -122,7 +127,7 @@ def _run(
             on_disconnect="continue" if detach else "cancel",
             busy=busy,
             limits=job.limits,
-            approvals=approvals,
+            approvals=approvals if approvals is not None else job.approvals or "ask",
             on_failure="stop" if job.stop_on_failure else "continue",
         )
         display = choose_display(plain=plain, as_json=as_json)
@@ -493,6 +498,22 @@ def doctor(
 
 
 @app.command()
+def validate(
+    target: Annotated[str, typer.Argument(metavar="FILE", help="A swarm file (.yaml).")],
+    workspace: Workspace = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Check a swarm file as `remit run` would, and start nothing but the commands of its `lines`.
+
+    Exit status: 0 if it holds, 2 if not; every mistake is named by file, line and field.
+    """
+    from remit.cli.validating import validate as check
+
+    with reported():
+        check(target, workspace=workspace, as_json=as_json)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of swarm files, for editors."""
     from remit.cli.output import print_json
@@ -504,4 +525,8 @@ def schema() -> None:
 
 def main() -> None:
     """Run the command line."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        # A name that the terminal cannot show is better than no answer.
+        reconfigure(errors="backslashreplace")
     app()

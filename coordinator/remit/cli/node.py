@@ -12,6 +12,7 @@ from remit.cli.tools import leftovers
 from remit.coordinator.node import LocalNode
 from remit.coordinator.node_doctor import Finding, FindingLevel, doctor
 from remit.core.errors import Refused, RemitError
+from remit.processes.aftermath import locks_in
 
 __all__ = ["examine", "start_node", "stop_node"]
 
@@ -67,7 +68,7 @@ def _indented(text: str) -> Line:
 
 def examine(workspace: Path, *, as_json: bool) -> int:
     """Print findings about the node and the workspace; return 1 if one is an error."""
-    findings = [*doctor(), *_workspace_findings(workspace), *_leftover_findings()]
+    findings = [*doctor(), *_workspace_findings(workspace), *_git_findings(workspace), *_leftover_findings()]
     if as_json:
         print_json([{"level": finding.level.value, "text": finding.text} for finding in findings])
     else:
@@ -85,6 +86,14 @@ def _leftover_findings() -> list[Finding]:
         text = f"leftover {left.job} of {owner} ({left.kind.value}): {command}{pids}; {left.detail}"
         findings.append(Finding(FindingLevel.WARNING, f"{text}; --adopt, --kill or --ignore it"))
     return findings
+
+
+def _git_findings(workspace: Path) -> list[Finding]:
+    """Name the git locks of the workspace: git refuses to work there, and only a person knows whose they are."""
+    return [
+        Finding(FindingLevel.WARNING, f"git lock {told}; if no git is at work there, remove the file")
+        for told in locks_in(str(workspace))
+    ]
 
 
 def _workspace_findings(workspace: Path) -> list[Finding]:

@@ -89,6 +89,8 @@ def receipt_dict(receipt: CancelReceipt) -> dict[str, Any]:
         "claims_quarantined": list(summary.claims_quarantined) if summary else None,
         "tokens": summary.tokens if summary else None,
         "cost": summary.cost if summary else None,
+        "git_locks_removed": list(summary.git_locks_removed) if summary else None,
+        "git_locks_left": list(summary.git_locks_left) if summary else None,
     }
 
 
@@ -114,6 +116,9 @@ def receipt_lines(receipt: CancelReceipt) -> list[Line]:
         kept = f", {len(summary.claims_quarantined)} quarantined" if summary.claims_quarantined else ""
         lines.append(Line(f"  claims     {summary.claims_freed} freed{kept}"))
     lines.extend(Line(f"             quarantined: {claim}", "red") for claim in summary.claims_quarantined)
+    if summary.git_locks_removed:
+        lines.append(Line(f"  git locks  {len(summary.git_locks_removed)} of killed programs removed"))
+    lines.extend(Line(f"  git lock left: {lock}", "yellow") for lock in summary.git_locks_left)
     if summary.tokens or summary.cost:
         lines.append(Line(f"  spent      {summary.tokens} tokens, cost {summary.cost:g}"))
     if summary.effects_uncertain:

@@ -44,9 +44,11 @@ class Records:
             JournalError: the journal cannot be read.
         """
         nodes = self.state.nodes
+        if not text:  # it is a part of every id
+            raise NotFound("the id is empty; name a turn or run, `remit ps --all` lists them")
         if text in nodes:
             return nodes[text]
-        older = [] if self.reader is None else self.reader.find_ended(text, limit=6)
+        older = [] if self.reader is None or not text.isascii() else self.reader.find_ended(text, limit=6)
         if older and older[0][0] == text:
             return self._past(*older[0])[0]
         found = [node for name, node in nodes.items() if name.endswith(text) or name.startswith(text)]

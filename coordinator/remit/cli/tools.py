@@ -78,6 +78,8 @@ def kill_process(workspace: Path, handle: str, *, grace_s: float, kill: bool, as
 
 
 def _find(views: list[JobView], handle: str, workspace: Path) -> JobView:
+    if not handle:  # it is a part of every handle
+        raise NotFound("the handle is empty; see `remit processes`")
     found = [view for view in views if view.job == handle] or [view for view in views if handle in view.job]
     if not found:
         raise NotFound(f"no program {handle!r} of {workspace.resolve()} on this machine; see `remit processes`")

@@ -10,7 +10,7 @@ from remit.coordinator.spending import check_session_budget
 from remit.coordinator.state import Node, NodeState
 from remit.coordinator.stopping import cancel_node
 from remit.coordinator.transaction import Transaction
-from remit.coordinator.waiting import wait_cycle
+from remit.coordinator.waiting import closed_cycle
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import (
     ArgumentTooLarge,
@@ -302,9 +302,9 @@ def _bad_dependency(
 
 
 def _waited_for(tx: Transaction, parent: Node, request: DelegateRequest) -> DependencyError | None:
-    """Refuse runs that come after something that waits for their parent: neither could ever end."""
+    """Refuse runs that come after something that waits for their parent, or for its claims: neither could ever end."""
     before = {name for run in request.runs if not run.detached for name in run.after if name in tx.state.nodes}
-    cycle = wait_cycle(tx.state, parent, before - (parent.live_children or {}).keys())
+    cycle = closed_cycle(tx.state, parent, before - (parent.live_children or {}).keys())
     if cycle is None:
         return None
     return DependencyError("runs would wait for each other: " + " -> ".join(cycle))

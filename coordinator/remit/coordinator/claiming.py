@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from remit.coordinator.state import Node, ProcessState, WorkspaceState
 from remit.coordinator.transaction import Transaction
 from remit.core.errors import NotFound, Refused, RemitError, TurnCancelled
-from remit.core.events import ClaimChanged
+from remit.core.events import ClaimChanged, GitLocksFound
 from remit.core.messages import AskClaim, ClaimAnswer, ClaimCheck, ClaimNotice, GiveUpClaim
 from remit.locks import (
     Area,
@@ -49,6 +49,7 @@ __all__ = [
     "give_up_claim",
     "held_claims",
     "missed_notice",
+    "note_git_locks",
     "request_start",
     "start_claim_id",
     "start_sweeps",
@@ -132,7 +133,10 @@ def _waiters_of(state: WorkspaceState) -> WaitersOf:
         if node.parent_id and not node.detached:
             yield node.parent_id
         yield from node.dependents or ()
-        yield from state.awaited.get(name, ())
+        for waiter in state.awaited.get(name, ()):
+            # A wait that a cancel has broken is about to end, whatever becomes of this node.
+            if state.nodes[waiter].cause is None:
+                yield waiter
 
     return found
 
@@ -177,12 +181,12 @@ def check_claim(state: WorkspaceState, request: ClaimCheck) -> int:
     """Return the fencing token under which a writer may write now.
 
     Raises:
-        TurnCancelled: the writer is being cancelled.
+        TurnCancelled: the writer is being cancelled, and this is not for its clean-up.
         LeaseNotHeld: the lease is over.
         PathNotClaimed: no lease covers the area, or it is lent to a child just now.
     """
     node = state.nodes.get(request.owner_id)
-    if node is not None and node.cause is not None:
+    if node is not None and node.cause is not None and not request.in_clean_up:
         raise TurnCancelled(node.cause, node_id=node.id)
     if request.area is not None:
         return state.locks.check(request.owner_id, Area.from_dict(dict(request.area)))
@@ -253,6 +257,13 @@ def clear_claims(tx: Transaction, owner: str) -> None:
     """Free what is quarantined for a node that is proven gone, or vouched for."""
     if tx.state.locks.concerns(owner):
         _emit(tx, tx.state.locks.clear(owner, at=tx.now))
+
+
+def note_git_locks(tx: Transaction, node_id: str, removed: tuple[str, ...], left: tuple[str, ...]) -> None:
+    """Journal what became of the git locks where a program of a node was killed, if there were any."""
+    node = tx.node(node_id)
+    if node is not None and (removed or left):
+        tx.emit(GitLocksFound(node_id=node.id, turn_id=node.turn_id, at=tx.now, removed=removed, left=left))
 
 
 def clear_host(tx: Transaction, host_id: str) -> None:

@@ -25,8 +25,8 @@ from remit.coordinator.claiming import (
     clear_swept,
     expire_claim,
     give_up_claim,
+    note_git_locks,
     start_sweeps,
-    wait_cycle_over_claims,
 )
 from remit.coordinator.conversation import forget_turns
 from remit.coordinator.moving import drain_node, leave_drained_node, undo_drain
@@ -47,7 +47,7 @@ from remit.coordinator.stopping import (
     stop_everything,
 )
 from remit.coordinator.transaction import Effects, Settings, Timers, Transaction
-from remit.coordinator.waiting import wait_cycle
+from remit.coordinator.waiting import closed_cycle
 from remit.core.cause import CauseKind
 from remit.core.errors import InternalError, RemitError, TurnCancelled
 from remit.core.events import (
@@ -82,6 +82,7 @@ from remit.core.messages import (
     ReportSpend,
     ReportWaiting,
 )
+from remit.processes.gitlocks import Aftermath
 
 __all__ = ["Decider", "Decision"]
 
@@ -302,9 +303,11 @@ class Decider:
         clear_claims(tx, node_id)
         return self._finish(tx)
 
-    def swept(self, run_id: str, pid: int, now: float, *, gone: bool) -> Decision:
-        """A process that a dead host had left is gone, or could not be ended."""
+    def swept(self, run_id: str, pid: int, now: float, *, gone: bool, aftermath: Aftermath | None = None) -> Decision:
+        """A process that a dead host had left is gone, or could not be ended; and what it had left."""
         tx = self._begin(now)
+        if aftermath is not None:
+            note_git_locks(tx, run_id, aftermath.removed, aftermath.left)
         left = self._sweeping.get(run_id)
         if left is not None and gone:
             left.discard(pid)
@@ -446,11 +449,7 @@ class Decider:
     def _waiting(self, tx: Transaction, node: Node, item: ReportWaiting) -> None:
         if node.report:
             return
-        cycle = wait_cycle(self.state, node, item.on)
-        if cycle:
-            tx.effects.wait_refusals.setdefault(node.host_id, []).append((node.id, item.wait_id, " -> ".join(cycle)))
-            return
-        cycle = wait_cycle_over_claims(self.state, node, item.on)
+        cycle = closed_cycle(self.state, node, item.on)
         if cycle:
             tx.effects.wait_refusals.setdefault(node.host_id, []).append((node.id, item.wait_id, " -> ".join(cycle)))
             return
@@ -503,6 +502,7 @@ class Decider:
                 goes_on=item.goes_on,
             )
         )
+        note_git_locks(tx, node.id, item.git_locks_removed, item.git_locks_left)
 
     def tick(self, now: float) -> Decision:
         """Do what is due: deadlines, attempt time-outs, escalations, retries, idle hosts."""

@@ -1,4 +1,4 @@
-"""Requests about approvals, budgets, effects and sessions: passed to their rules, answered from the state.
+"""Requests about approvals, budgets, effects, waits and sessions: passed to their rules, answered from the state.
 
 A part of the service without a life of its own: it belongs to the coordinator's
 event loop and answers when what was decided is on the disk.
@@ -17,6 +17,7 @@ from remit.coordinator.noting import note_effect, note_partial
 from remit.coordinator.spending import take_total
 from remit.coordinator.state import WorkspaceState
 from remit.coordinator.transaction import Transaction
+from remit.coordinator.waiting import note_wait
 from remit.core.clock import Clock
 from remit.core.errors import NotFound
 from remit.core.messages import (
@@ -26,6 +27,7 @@ from remit.core.messages import (
     NoteEffect,
     NotePartial,
     NoteSpend,
+    NoteWait,
     WithdrawApproval,
 )
 from remit.core.records import ApprovalRecord, SessionView, TurnRecord
@@ -57,6 +59,7 @@ class Desk:
             "note_spend": self._spend,
             "note_partial": self._partial,
             "note_effect": self._effect,
+            "note_wait": self._wait,
             "sessions": self._sessions,
             "history": self._history,
         }
@@ -94,6 +97,9 @@ class Desk:
 
     async def _effect(self, request: NoteEffect) -> None:
         await self._decide(lambda tx: note_effect(tx, request))
+
+    async def _wait(self, request: NoteWait) -> None:
+        await self._decide(lambda tx: note_wait(tx, request))
 
     async def _sessions(self, _: None) -> tuple[SessionView, ...]:
         return session_views(self._decider.state)

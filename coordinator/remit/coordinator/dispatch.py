@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from remit.coordinator.briefs import Briefs, BriefSpool
-from remit.coordinator.engine import Engine, HostLink
+from remit.coordinator.engine import Engine, HostLink, Swept
 from remit.coordinator.mailbox import Mailboxes
 from remit.coordinator.recovering import Survey
 from remit.coordinator.state import Node, ProcessState, WorkspaceState
@@ -53,7 +53,7 @@ class HostEvents(Protocol):
         """A host is not there any more."""
         ...
 
-    def process_swept(self, run_id: str, pid: int, gone: bool, /) -> None:
+    def process_swept(self, run_id: str, pid: int, swept: Swept, /) -> None:
         """A process that a dead host had left is gone, or could not be ended."""
         ...
 
@@ -290,17 +290,18 @@ class Dispatcher:
             self._events.host_gone(host_id, reason)
 
     def _sweep(self, run_id: str, process: ProcessState) -> None:
-        def done(gone: bool) -> None:
+        def done(swept: Swept) -> None:
             try:
-                self._loop.call_soon_threadsafe(self._swept, run_id, process.pid, gone)
+                self._loop.call_soon_threadsafe(self._swept, run_id, process.pid, swept)
             except RuntimeError:
                 logger.debug("a process of %s was ended after the loop was closed", run_id)
 
-        self._engine.sweep(run_id, process.pid, process.start_time, process.machine, done)
+        claimed = self._state.locks.kept_for(run_id)
+        self._engine.sweep(run_id, process.pid, process.start_time, process.machine, done, claimed)
 
-    def _swept(self, run_id: str, pid: int, gone: bool) -> None:
+    def _swept(self, run_id: str, pid: int, swept: Swept) -> None:
         if not self._abandoned:
-            self._events.process_swept(run_id, pid, gone)
+            self._events.process_swept(run_id, pid, swept)
 
     def _kill(self, host_id: str, reason: str) -> None:
         logger.info("host %s is ended: %s", host_id, reason)
@@ -366,5 +367,5 @@ class Dispatcher:
         )
 
 
-def _no_matter(gone: bool) -> None:
+def _no_matter(swept: Swept) -> None:
     """Take note of nothing: what was not known of has no claim that waits for its end."""

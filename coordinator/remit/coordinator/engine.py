@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from remit.core.messages import HostInventory
+from remit.locks import Area
+from remit.processes.gitlocks import Aftermath
 
-__all__ = ["ClusterNode", "Engine", "HostLink", "Scheduler", "TimerHandle"]
+__all__ = ["ClusterNode", "Engine", "HostLink", "Scheduler", "Swept", "TimerHandle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,16 @@ class ClusterNode:
     def is_called(self, text: str) -> bool:
         """Tell whether a text names this node: its id or the beginning of it, its name or its address."""
         return text in (self.name, self.address) or (len(text) >= 4 and self.id.startswith(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What became of the programs of a run that nobody looked after any more."""
+
+    gone: bool
+    """Whether they are proven gone."""
+    aftermath: Aftermath = field(default_factory=Aftermath)
+    """Git locks that they had left."""
 
 
 class HostLink(Protocol):
@@ -107,7 +119,15 @@ class Engine(Protocol):
         """End a host without asking it; `on_gone` follows."""
         ...
 
-    def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
+    def sweep(
+        self,
+        run_id: str,
+        pid: int,
+        start_time: float,
+        machine: str,
+        on_done: Callable[[Swept], None],
+        claimed: Sequence[Area] = (),
+    ) -> None:
         """End the programs of a run, or of a turn itself, that nobody looks after any more; background ones go on.
 
         Args:
@@ -115,7 +135,8 @@ class Engine(Protocol):
             pid: process id of the one that is known; 0 for none.
             start_time: its start time, as it was reported.
             machine: where they ran; empty for this one.
-            on_done: called once, from any thread: whether they are proven gone.
+            on_done: called once, from any thread: whether they are proven gone, and what they have left.
+            claimed: areas that the run may write and that nobody else uses: there its git locks are taken away.
         """
         ...
 

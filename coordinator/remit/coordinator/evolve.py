@@ -45,6 +45,7 @@ from remit.core.events import (
     DelegationRefused,
     EffectUncertain,
     Event,
+    GitLocksFound,
     HostBecameReady,
     HostDraining,
     HostGone,
@@ -66,6 +67,7 @@ from remit.core.events import (
     TurnEnded,
     TurnSettling,
     TurnStarted,
+    TurnWaiting,
 )
 from remit.core.limits import Limits
 from remit.core.outcome import Outcome
@@ -184,12 +186,14 @@ def _turn_settling(state: WorkspaceState, event: TurnSettling) -> None:
     node.report_before_cancel = node.cause is None
     node.error_type = event.error_type
     node.error = event.error
+    _stop_waiting(state, node)
     if node.cause is None:
         node.state = NodeState.SETTLING
 
 
 def _turn_ended(state: WorkspaceState, event: TurnEnded) -> None:
     node = state.nodes[event.node_id]
+    _stop_waiting(state, node)
     _end(node, event.outcome, event.cause, event.at)
     node.error_type = event.error_type
     node.error = event.error
@@ -292,16 +296,26 @@ def _run_waiting(state: WorkspaceState, event: RunWaiting) -> None:
     _release_slot(state, node)
     # A body may wait again before its last wait has given it a slot.
     state.resuming[node.pool].pop(node.id, None)
-    _forget_awaited(state, node)
-    own = node.live_children or ()
-    for name in event.on:
-        if name not in own:
-            state.awaited.setdefault(name, {})[node.id] = None
-    node.waiting_on = event.on
+    _wait_on(state, node, event.on, event.at)
     node.waiting_what = event.what
-    node.waiting_since = event.at
     if node.cause is None:
         node.state = NodeState.WAITING
+
+
+def _turn_waiting(state: WorkspaceState, event: TurnWaiting) -> None:
+    node = state.nodes[event.node_id]
+    node.wait_number = event.number
+    _wait_on(state, node, event.on, event.at)
+
+
+def _wait_on(state: WorkspaceState, node: Node, on: tuple[str, ...], at: float) -> None:
+    _forget_awaited(state, node)
+    own = node.live_children or ()
+    for name in on:
+        if name not in own:
+            state.awaited.setdefault(name, {})[node.id] = None
+    node.waiting_on = on
+    node.waiting_since = at
 
 
 def _forget_awaited(state: WorkspaceState, node: Node) -> None:
@@ -430,6 +444,12 @@ def _process_ended(state: WorkspaceState, event: ProcessEnded) -> None:
         node.processes.pop(event.pid, None)
     if node.old_processes is not None and not event.survivors:
         node.old_processes.pop(event.pid, None)
+
+
+def _git_locks_found(state: WorkspaceState, event: GitLocksFound) -> None:
+    node = state.nodes[event.node_id]
+    node.git_locks_removed += event.removed
+    node.git_locks_left += event.left
 
 
 def _effect_uncertain(state: WorkspaceState, event: EffectUncertain) -> None:
@@ -586,6 +606,7 @@ _HANDLERS: dict[type[Event], Callable[[WorkspaceState, Any], None]] = {
     CoordinatorStopping: _coordinator_stopping,
     DelegationRefused: _nothing,
     EffectUncertain: _effect_uncertain,
+    GitLocksFound: _git_locks_found,
     HostBecameReady: _host_ready,
     HostDraining: _host_draining,
     HostGone: _host_gone,
@@ -607,5 +628,6 @@ _HANDLERS: dict[type[Event], Callable[[WorkspaceState, Any], None]] = {
     TurnEnded: _turn_ended,
     TurnSettling: _turn_settling,
     TurnStarted: _turn_started,
+    TurnWaiting: _turn_waiting,
     **CONVERSATION_HANDLERS,
 }

@@ -134,7 +134,7 @@ class Life:
         if rules is not None:
             settings = replace(settings, redaction=rules)
         if journal is None:
-            journal = await asyncio.to_thread(open_journal, journal_location(options.workspace))
+            journal = await asyncio.to_thread(open_journal, journal_location(options.workspace), with_room=True)
         reader = journal.reader()
         try:
             folded = await asyncio.to_thread(fold_journal, reader)

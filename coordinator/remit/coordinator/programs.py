@@ -8,16 +8,21 @@ was ever started there is no daemon, and none is started for a question.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 from remit.agents.tooldesk import scope_of
+from remit.coordinator.engine import Swept
 from remit.core.cause import Cause, CauseKind
 from remit.core.errors import RemitError
-from remit.processes import ProcessClient
+from remit.locks import Area, AreaKind, Workspace, write
+from remit.processes import JobView, ProcessClient
+from remit.processes.aftermath import locks_after, treat, was_killed
+from remit.processes.gitlocks import Aftermath
 from remit.processes.leases import LEASE_S
 from remit.processes.place import Place
 
@@ -46,6 +51,7 @@ class Programs:
         state_dir: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._workspace = str(workspace)
         self._scope = scope_of(workspace)
         self._holder = holder
         self._place = Place(state_dir)
@@ -79,14 +85,18 @@ class Programs:
             # No daemon: its keepers wait for the next one, which the next program starts.
             logger.debug("nobody to vouch to: %s", error)
 
-    def end(self, owner: str) -> bool:
+    def end(self, owner: str, claimed: Sequence[Area] = ()) -> Swept:
         """End what a run, or a turn itself, has left in the foreground; blocks, bounded.
 
+        Args:
+            owner: the run or turn.
+            claimed: areas that it may write and that nobody else uses: there its git locks are taken away.
+
         Returns:
-            Whether nothing of it is left, with proof.
+            Whether nothing of it is left, with proof; and what became of its git locks.
         """
         if not self._is_used():
-            return True
+            return Swept(gone=True)
         cause = Cause(
             CauseKind.PARENT_LOST,
             origin=owner,
@@ -98,12 +108,31 @@ class Programs:
         try:
             with self._client() as client:
                 summary = client.stop_many(scope=self._scope, runs=[owner], cause=cause)
+                views = client.list(scope=self._scope, runs=[owner]) if summary.is_proven_gone and claimed else ()
         except RemitError as error:
             logger.warning("programs of %s could not be ended: %s", owner, error)
-            return False
+            return Swept(gone=False)
         if not summary.is_proven_gone:
             logger.error("programs of %s could not be stopped: %s", owner, summary.survivors or summary.unconfirmed)
-        return summary.is_proven_gone
+        return Swept(summary.is_proven_gone, self._clean_up(views, claimed))
+
+    def _clean_up(self, views: Iterable[JobView], claimed: Sequence[Area]) -> Aftermath:
+        """Look where programs were killed, and take away the git locks that are proven to be theirs."""
+        workspace = Workspace(self._workspace)
+        places = [os.path.join(workspace.root, a.label or a.key) for a in claimed if a.kind is AreaKind.PATH]
+        removed: dict[str, None] = {}
+        left: dict[str, None] = {}
+        for view in views:
+            if view.result is None or not was_killed(view.result):
+                continue
+            locks = locks_after(str(workspace.root), view.argv, places)
+            ours = [lock.path for lock in locks if _is_covered(lock.path, workspace, claimed)]
+            found = treat(locks, view.result, ours)
+            removed |= dict.fromkeys(found.removed)
+            left |= dict.fromkeys(found.left)
+        # What one program is not proven to have made, another one may be.
+        gone = tuple(f"{path}: " for path in removed)
+        return Aftermath(tuple(removed), tuple(text for text in left if not text.startswith(gone)))
 
     def gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
         """Return which programs of these runs have ended with nothing left: run -> process ids; blocks."""
@@ -128,3 +157,10 @@ class Programs:
                 client.release(self._scope)
         except RemitError as error:
             logger.debug("no programs to release: %s", error)
+
+
+def _is_covered(path: str, workspace: Workspace, claimed: Sequence[Area]) -> bool:
+    try:
+        return workspace.still_holds([write(path)], tuple(claimed))
+    except RemitError:
+        return False

@@ -18,7 +18,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import ray as _ray
 from ray.exceptions import ActorDiedError, RayError
 
 from remit.agents.collector import tune_collector
-from remit.coordinator.engine import ClusterNode
+from remit.coordinator.engine import ClusterNode, Swept
 from remit.coordinator.life import Life, LoopScheduler
 from remit.coordinator.programs import Programs
 from remit.coordinator.service import ServiceOptions
@@ -35,6 +35,7 @@ from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
 from remit.core.limits import Limits
 from remit.core.messages import HostInventory
+from remit.locks import Area
 from remit.telemetry.settings import TelemetrySettings, forwarded
 
 __all__ = ["RayLink", "connect", "coordinator_name", "disconnect", "find_coordinator"]
@@ -298,29 +299,40 @@ class RayEngine:
         if actor is not None:
             ray.kill(actor, no_restart=True)
 
-    def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
+    def sweep(
+        self,
+        run_id: str,
+        pid: int,
+        start_time: float,
+        machine: str,
+        on_done: Callable[[Swept], None],
+        claimed: Sequence[Area] = (),
+    ) -> None:
         """End the programs of a run or turn, on this machine or on another one of the cluster."""
         if machine in ("", self._machine):
 
             def end() -> None:
-                on_done(self._programs.end(run_id))
+                on_done(self._programs.end(run_id, claimed))
 
             threading.Thread(target=end, name="remit-sweep", daemon=True).start()
             return
-        task = asyncio.get_running_loop().create_task(self._end_there(run_id, machine, on_done))
+        task = asyncio.get_running_loop().create_task(self._end_there(run_id, machine, on_done, claimed))
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
 
-    async def _end_there(self, run_id: str, machine: str, on_done: Callable[[bool], None]) -> None:
+    async def _end_there(
+        self, run_id: str, machine: str, on_done: Callable[[Swept], None], claimed: Sequence[Area]
+    ) -> None:
         """End the programs of a run where they are; a node that is gone proves nothing."""
         there = next((node for node in await self.nodes() if node.name == machine), None)
-        gone = False
+        swept = Swept(gone=False)
         if there is not None:
             try:
-                gone = await asyncio.wait_for(_get(_end_programs_on(there.id, self._workspace, run_id)), _SWEEP_S)
+                ending = _end_programs_on(there.id, self._workspace, run_id, claimed)
+                swept = await asyncio.wait_for(_get(ending), _SWEEP_S)
             except Exception as error:  # Ray raises many kinds; nothing is proven, whatever it was
                 logger.warning("programs of %s on %s are out of reach: %s", run_id, machine, error)
-        on_done(gone)
+        on_done(swept)
 
     async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
         """Ask the daemon of this machine."""
@@ -352,12 +364,12 @@ def _check_feasible(resources: Mapping[str, Any]) -> None:
             raise CoordinatorUnavailable(f"an agent asks for {option}={wanted} and the cluster has {there:g} in all")
 
 
-def _end_programs_on(node_id: str, workspace: str, run_id: str) -> Any:
-    """Begin to end the programs of a run on another node; return the reference of whether that is proven."""
+def _end_programs_on(node_id: str, workspace: str, run_id: str, claimed: Sequence[Area]) -> Any:
+    """Begin to end the programs of a run on another node; return the reference of a `Swept`."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def end() -> bool:
-        return Programs(workspace).end(run_id)
+    def end() -> Swept:
+        return Programs(workspace).end(run_id, claimed)
 
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     return ray.remote(num_cpus=0, max_retries=0)(end).options(scheduling_strategy=strategy).remote()

@@ -22,7 +22,7 @@ from remit.coordinator.closing import Closing, Steps
 from remit.coordinator.decider import Decider, Decision
 from remit.coordinator.desk import Desk, approval_notice
 from remit.coordinator.dispatch import Dispatcher
-from remit.coordinator.engine import ClusterNode, Engine, Scheduler, TimerHandle
+from remit.coordinator.engine import ClusterNode, Engine, Scheduler, Swept, TimerHandle
 from remit.coordinator.folding import past_node
 from remit.coordinator.mailbox import Mailboxes
 from remit.coordinator.snapshotting import Snapshots
@@ -422,9 +422,10 @@ class CoordinatorService:
         self._clients.drop_host(host_id)
         self._decide(lambda now: self._decider.host_gone(host_id, reason, now))
 
-    def process_swept(self, run_id: str, pid: int, gone: bool, /) -> None:
+    def process_swept(self, run_id: str, pid: int, swept: Swept, /) -> None:
         """A process that a dead host had left is gone, or could not be ended."""
-        self._decide(lambda now: self._decider.swept(run_id, pid, now, gone=gone))
+        gone, aftermath = swept.gone, swept.aftermath
+        self._decide(lambda now: self._decider.swept(run_id, pid, now, gone=gone, aftermath=aftermath))
 
     # -- requests ------------------------------------------------------------------
 

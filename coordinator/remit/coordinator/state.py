@@ -121,6 +121,8 @@ class Node:
         "error_code",
         "error_type",
         "expired_attempt",
+        "git_locks_left",
+        "git_locks_removed",
         "grace_s",
         "holds_slot",
         "host_id",
@@ -162,6 +164,7 @@ class Node:
         "uncertain",
         "unconfirmed",
         "user",
+        "wait_number",
         "waiting_on",
         "waiting_since",
         "waiting_what",
@@ -216,6 +219,8 @@ class Node:
         self.host_id = ""
         self.holds_slot = False
         self.waiting_on: tuple[str, ...] = ()
+        self.wait_number = 0
+        """Number of a turn's last word about its waits."""
         self.waiting_what = ""
         self.waiting_since = at
         self.processes: dict[int, ProcessState] | None = None
@@ -224,6 +229,8 @@ class Node:
         self.old_processes: dict[int, ProcessState] | None = None
         self.processes_stopped = 0
         self.processes_left: tuple[str, ...] = ()
+        self.git_locks_removed: tuple[str, ...] = ()
+        self.git_locks_left: tuple[str, ...] = ()
         self.uncertain = 0
         self.cause: Cause | None = None
         self.cancel_at = 0.0
@@ -325,7 +332,7 @@ class WorkspaceState:
         self.locks = LockTable()
         """All claims on workspace paths; only events change it."""
         self.awaited: dict[str, dict[str, None]] = {}
-        """Node id -> runs that wait for its end and are not its parent."""
+        """Node id -> runs and turns that wait for its end and are not its parent."""
         self.claim_deadlines: dict[str, float] = {}
         """Queued claim -> when it leaves the line by itself, in seconds since 1970."""
         self.drained: dict[str, str] = {}

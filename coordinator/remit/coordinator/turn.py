@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from remit.agents.client import ClientSession
 from remit.agents.participant import Participant
+from remit.agents.runs import Run
 from remit.agents.tooldesk import ToolDesk
 from remit.agents.tools import settle_all
 from remit.core.cause import Cause, CauseKind
@@ -22,6 +23,7 @@ from remit.core.errors import (
     RemitError,
     TurnCancelled,
     UsageError,
+    WaitCycle,
 )
 from remit.core.messages import (
     BodyTiming,
@@ -30,6 +32,7 @@ from remit.core.messages import (
     FinishTurn,
     NotePartial,
     NoteSpend,
+    NoteWait,
     Notice,
     OpenTurn,
     TurnCancelledNotice,
@@ -71,6 +74,9 @@ class TurnHolder(Participant):
         self._started = False
         self._lost: RemitError | None = None
         self._wakers: list[Callable[[], None]] = []
+        self._waits: dict[int, tuple[str, ...]] = {}
+        self._wait_count = 0
+        self._borrowed: set[str] = set()
         self._scope: TaskScope | None = None
         self._was_entered = False
 
@@ -111,6 +117,46 @@ class TurnHolder(Participant):
 
     def _send_partial(self, preview: str, blob: bytes) -> None:
         self.session.submit("note_partial", NotePartial(self._node_id, preview, blob))
+
+    # -- waiting -------------------------------------------------------------------
+
+    def run(self, run_id: str, *, name: str = "") -> Run:
+        """Return a handle on any run of this workspace; waiting on it watches this turn's signal."""
+        self._borrowed.add(run_id)
+        return super().run(run_id, name=name)
+
+    @contextmanager
+    def _while_waiting(self, runs: Sequence[Run], *, what: str = "children") -> Generator[asyncio.Future[None] | None]:
+        """Tell the coordinator of a wait for runs that are not this turn's own; it refuses one that could never end.
+
+        That it waits for its own is known, and costs no message.
+        """
+        foreign = tuple(run.id for run in runs if not run.belongs_to(self) or run.id in self._borrowed)
+        if not foreign:
+            with super()._while_waiting(runs, what=what):
+                yield None
+            return
+        refusal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        begun = self._note_waits(foreign)
+        asking = asyncio.ensure_future(self.session.request("note_wait", begun))
+        asking.add_done_callback(lambda asked: _refuse(refusal, asked))
+        try:
+            with super()._while_waiting(runs, what=what):
+                yield refusal
+        finally:
+            asking.cancel()
+            if refusal.done():
+                refusal.exception()  # seen, or its waiter was cancelled first
+            del self._waits[begun.number]
+            with suppress(RemitError):  # out of reach: the end of this turn ends its waits
+                self.session.submit("note_wait", self._note_waits(()))
+
+    def _note_waits(self, more: tuple[str, ...]) -> NoteWait:
+        self._wait_count += 1
+        if more:
+            self._waits[self._wait_count] = more
+        on = tuple(dict.fromkeys(name for names in self._waits.values() for name in names))
+        return NoteWait(self._node_id, self._wait_count, on)
 
     # -- processes -----------------------------------------------------------------
 
@@ -334,6 +380,13 @@ class Turn(TurnHolder):
                     stopping = asyncio.ensure_future(self._stop_below())
                     await asyncio.wait([stopping], timeout=5.0)
         return interrupted
+
+
+def _refuse(refusal: asyncio.Future[None], asked: asyncio.Future[None]) -> None:
+    """Let a wait fail that was refused; whatever else went wrong with the question, the wait itself hears of."""
+    error = None if asked.cancelled() else asked.exception()
+    if isinstance(error, WaitCycle) and not refusal.done():
+        refusal.set_exception(error)
 
 
 def _report(error: BaseException | None, *, was_set: bool) -> str:

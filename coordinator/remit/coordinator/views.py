@@ -269,6 +269,8 @@ def summarise_cancel(state: WorkspaceState, request_id: str) -> CancelSummary | 
         claims_quarantined=tuple(_quarantined(state, everything)),
         tokens=sum(root.tokens for root in roots),
         cost=sum(root.cost for root in roots),
+        git_locks_removed=tuple(lock for n in everything for lock in n.git_locks_removed),
+        git_locks_left=tuple(lock for n in everything for lock in n.git_locks_left),
     )
 
 

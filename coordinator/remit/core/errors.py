@@ -49,6 +49,7 @@ and propagates untouched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from remit.core.cause import Cause
@@ -247,9 +248,18 @@ class ApprovalSettled(Refused):
 
 
 class WaitCycle(Refused):
-    """A wait that could never end: the run waited for waits, through others, for this one."""
+    """A wait that could never end: the run waited for waits, through others, for this one.
+
+    Args:
+        message: one line.
+        cycle: ids of turns and runs, each of which waits for the next; the refused one at both ends.
+    """
 
     code = "wait_cycle"
+
+    def __init__(self, message: str, *, cycle: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.cycle = tuple(cycle)
 
 
 class RunEnded(RemitError):

@@ -41,6 +41,7 @@ __all__ = [
     "EffectStarted",
     "EffectUncertain",
     "Event",
+    "GitLocksFound",
     "HostBecameReady",
     "HostDraining",
     "HostGone",
@@ -63,6 +64,7 @@ __all__ = [
     "TurnEnded",
     "TurnSettling",
     "TurnStarted",
+    "TurnWaiting",
     "decode_event",
     "encode_event",
 ]
@@ -279,6 +281,15 @@ class AttemptEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TurnWaiting(Event):
+    """A turn's body waits for runs of other turns, or of runs below it; for none, its wait is over."""
+
+    kind: ClassVar[str] = "turn_waiting"
+    on: tuple[str, ...] = ()
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessStarted(Event):
     """A run started a tool process."""
 
@@ -305,6 +316,16 @@ class ProcessEnded(Event):
     survivors: tuple[str, ...] = ()
     goes_on: bool = False
     """It was put into the background, and is no business of its run any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class GitLocksFound(Event):
+    """Where a program was killed git locks were found: its own are removed, what is not proven to be stays."""
+
+    kind: ClassVar[str] = "git_locks_found"
+    removed: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    """Each with why."""
 
 
 @dataclass(frozen=True, slots=True)

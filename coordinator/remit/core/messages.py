@@ -289,6 +289,18 @@ class ClaimCheck(NamedTuple):
     token: int = 0
     area: Mapping[str, Any] | None = None
     """Asks for this area under any lease of the owner instead of for one lease."""
+    in_clean_up: bool = False
+    """For what has to be cleaned up after a cancel: that the writer is cancelled is no reason to refuse."""
+
+
+class NoteWait(NamedTuple):
+    """A turn's body waits for runs that it has not delegated itself, or has stopped waiting (`on` is empty)."""
+
+    turn_id: str
+    number: int
+    """Grows with each word of one turn about its waits: an earlier one that comes later is out of date."""
+    on: tuple[str, ...]
+    """All that it waits for now, in all its tasks."""
 
 
 class AskApproval(NamedTuple):
@@ -385,6 +397,10 @@ class CancelSummary:
     tokens: int = 0
     """Spent by the target and all below it, so far."""
     cost: float = 0.0
+    git_locks_removed: tuple[str, ...] = ()
+    """Git locks of killed programs that were taken away: their owner was proven gone."""
+    git_locks_left: tuple[str, ...] = ()
+    """Git locks that stay where programs were killed, each with why: a person has to look."""
 
 
 class ReportEnded(NamedTuple):
@@ -460,6 +476,10 @@ class ReportProcess:
     background: bool = False
     goes_on: bool = False
     """With `ended`: it is not over, but in the background from now on."""
+    git_locks_removed: tuple[str, ...] = ()
+    """With `ended`: git locks that it had left when it was killed, and that were taken away."""
+    git_locks_left: tuple[str, ...] = ()
+    """With `ended`: git locks that stay where it was killed, each with why."""
 
 
 Report = ReportEnded | ReportWaiting | ReportResume | ReportSpend | ReportProgress | ReportProcess

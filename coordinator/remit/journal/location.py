@@ -104,13 +104,14 @@ def journal_exists(location: Path | str) -> bool:
 
 
 def open_journal(
-    location: Path | str, *, failpoint: Callable[[str], None] | None = None
+    location: Path | str, *, failpoint: Callable[[str], None] | None = None, with_room: bool = False
 ) -> SqliteJournal | PostgresJournal:
     """Own the journal at a path or URL, and make it if there is none.
 
     Args:
         location: path of a SQLite file, or a `postgresql://` URL.
         failpoint: see `SqliteJournal.open`.
+        with_room: see `SqliteJournal.open`; a database server has its own ways.
 
     Raises:
         JournalBusy: another coordinator writes it.
@@ -122,7 +123,7 @@ def open_journal(
     """
     if is_url(location):
         return _postgres()[0].open(str(location), failpoint=failpoint)
-    return SqliteJournal.open(location, failpoint=failpoint)
+    return SqliteJournal.open(location, failpoint=failpoint, with_room=with_room)
 
 
 def open_reader(location: Path | str) -> DatabaseReader:

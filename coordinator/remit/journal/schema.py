@@ -7,6 +7,7 @@ there is no index of all events by node: that was a quarter of the cost of writi
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -20,7 +21,9 @@ from remit.core.events import EVENTS_VERSION
 from remit.journal.connection import FORMAT_VERSION, Connection, EventRow, check_format, check_versions
 from remit.journal.ownership import open_private
 
-__all__ = ["SqliteConnection", "begin_epoch", "connect_reader", "connect_writer", "translate"]
+__all__ = ["SqliteConnection", "begin_epoch", "connect_reader", "connect_writer", "make_room", "translate"]
+
+logger = logging.getLogger("remit.journal")
 
 _BUSY_TIMEOUT_S = 5.0
 """How long a statement waits for a foreign connection, such as somebody's `sqlite3` shell."""
@@ -30,6 +33,11 @@ _CHECKPOINT_PAGES = 4000
 
 Four times SQLite's default: a checkpoint costs two fsyncs and happens within a
 commit, while the log may well be 16 MB.
+"""
+
+_ROOM_BYTES = 32 + _CHECKPOINT_PAGES * (4096 + 24)
+"""Length of a write-ahead log that is full, header and frames.
+Source: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 """
 
 _EPOCHS = """CREATE TABLE epochs (
@@ -187,6 +195,47 @@ def connect_writer(path: Path) -> SqliteConnection:
         connection.close()
         raise
     return SqliteConnection(path, connection)
+
+
+def make_room(connection: SqliteConnection, path: Path) -> None:
+    """Write the whole length of the write-ahead log once, so that commits find their blocks there.
+
+    An fsync of a log that grows has to bring its new length and blocks to the disk as well, which takes two
+    to three times as long as one of a log that only changes. SQLite goes round in the log once it was full
+    and knows by its checksums where it ends; what lies behind does not matter to it, as after each round.
+
+    No room on the disk is no error: then the log grows as it would have.
+
+    Args:
+        connection: of the writer; nobody else writes while this does, since it would be written over.
+        path: database file.
+    """
+    log = path.with_name(path.name + "-wal")
+    connection.begin()
+    try:
+        descriptor = os.open(log, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            _fill(descriptor, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        logger.debug("no room was made for the journal %s: %s", path, error)
+    finally:
+        connection.rollback()
+
+
+def _fill(descriptor: int, length: int) -> None:
+    """Write zeros behind a file's end, or leave it as long as it was."""
+    if length >= _ROOM_BYTES:
+        return  # an earlier life has left it
+    zeros = bytes(1024 * 1024)
+    try:
+        for at in range(length, _ROOM_BYTES, len(zeros)):
+            os.pwrite(descriptor, zeros[: _ROOM_BYTES - at], at)
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, length)
+        raise
 
 
 def begin_epoch(connection: Connection, *, machine: str = "") -> tuple[int, int]:

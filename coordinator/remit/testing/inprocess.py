@@ -22,13 +22,14 @@ from typing import Any
 from remit.agents.host import AgentHost
 from remit.agents.lifeline import Lifeline
 from remit.coordinator.api import Coordinator
-from remit.coordinator.engine import ClusterNode
+from remit.coordinator.engine import ClusterNode, Swept
 from remit.coordinator.life import Life, LoopScheduler
 from remit.coordinator.service import ServiceOptions
 from remit.coordinator.transaction import Settings
 from remit.core.errors import CoordinatorUnavailable
 from remit.core.messages import HostInventory
 from remit.journal import Journal, MemoryJournal
+from remit.locks import Area
 from remit.telemetry.recorder import Recorder, Sink
 from remit.telemetry.settings import TelemetrySettings
 
@@ -282,11 +283,19 @@ class InProcessEngine:
         if host is not None:
             host.kill()
 
-    def sweep(self, run_id: str, pid: int, start_time: float, machine: str, on_done: Callable[[bool], None]) -> None:
+    def sweep(
+        self,
+        run_id: str,
+        pid: int,
+        start_time: float,
+        machine: str,
+        on_done: Callable[[Swept], None],
+        claimed: Sequence[Area] = (),
+    ) -> None:
         """Note which process would be ended, and say what `sweeps_succeed` says."""
         if pid:
             self.swept.append(pid)
-        on_done(self.sweeps_succeed)
+        on_done(Swept(self.sweeps_succeed))
 
     async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
         """Return nothing: hosts in this process outlive their coordinator and tell of their programs."""

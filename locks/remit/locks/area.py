@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from remit.locks.claims import Mode
 from remit.locks.glob import DEEP, Name, include, meet, name_includes, names_meet, parse_name
@@ -52,7 +52,8 @@ class Area:
     def describe(self) -> str:
         """Return the area as people write it: `write src/a.py`."""
         kind = "" if self.kind is AreaKind.PATH else f"{self.kind.value} "
-        return f"{self.mode.value} {kind}{self.label or self.key or '.'}"
+        text = self.label or self.key or "."
+        return f"{self.mode.value} {kind}{text if text.isprintable() else _escaped(text)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the area as a mapping of texts, for JSON."""
@@ -102,18 +103,30 @@ def pattern_of(kind: AreaKind, key: str) -> Pattern:
     return Pattern(tuple(str(name) for name in names[:literal]), names[literal:], names)
 
 
+# Read once: looking up a member of an enumeration costs as much as a comparison of two paths.
+_READ: Final = Mode.READ
+_WRITE: Final = Mode.WRITE
+_PATH: Final = AreaKind.PATH
+_INODE: Final = AreaKind.INODE
+
+
+def _escaped(text: str) -> str:
+    """Return a name with what could move a terminal's cursor, or is no character, written out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def overlap(one: Area, two: Area) -> bool:
     """Tell whether some path lies in both areas; modes do not matter."""
-    if one.kind is AreaKind.INODE or two.kind is AreaKind.INODE:
+    if one.kind is _INODE or two.kind is _INODE:
         return one.kind is two.kind and one.key == two.key
-    if one.kind is AreaKind.PATH and two.kind is AreaKind.PATH:
+    if one.kind is _PATH and two.kind is _PATH:
         return _is_below(one.key, two.key) or _is_below(two.key, one.key)
     return _patterns_meet(one.kind, one.key, two.kind, two.key)
 
 
 def conflict(one: Area, two: Area) -> bool:
     """Tell whether two areas overlap and at least one of them writes."""
-    return (one.mode is Mode.WRITE or two.mode is Mode.WRITE) and overlap(one, two)
+    return (one.mode is _WRITE or two.mode is _WRITE) and overlap(one, two)
 
 
 def includes(wide: Area, narrow: Area) -> bool:
@@ -122,12 +135,14 @@ def includes(wide: Area, narrow: Area) -> bool:
     Exact between paths; between globs it may be false where only a case
     distinction would show the inclusion. Never wrongly true.
     """
-    if wide.mode is Mode.READ and narrow.mode is Mode.WRITE:
+    if wide.mode is _READ and narrow.mode is _WRITE:
         return False
-    if wide.kind is AreaKind.INODE or narrow.kind is AreaKind.INODE:
+    if wide.kind is _PATH and narrow.kind is _PATH:
+        key, folder = narrow.key, wide.key
+        # As `_is_below`; this is asked for each pair of paths in a claim.
+        return key.startswith(folder) and (not folder or len(key) == len(folder) or key[len(folder)] == "/")
+    if wide.kind is _INODE or narrow.kind is _INODE:
         return wide.kind is narrow.kind and wide.key == narrow.key
-    if wide.kind is AreaKind.PATH and narrow.kind is AreaKind.PATH:
-        return _is_below(narrow.key, wide.key)
     return _pattern_includes(wide.kind, wide.key, narrow.kind, narrow.key)
 
 
@@ -139,10 +154,16 @@ def merge(areas: Iterable[Area]) -> tuple[Area, ...]:
     """
     kept: list[Area] = []
     for area in areas:
-        if any(includes(other, area) for other in kept):
-            continue
-        kept = [other for other in kept if not includes(area, other)]
-        kept.append(area)
+        # Plain loops: every claim on several paths comes by here, twice.
+        for other in kept:
+            if includes(other, area):
+                break
+        else:
+            for other in kept:
+                if includes(area, other):
+                    kept = [other for other in kept if not includes(area, other)]
+                    break
+            kept.append(area)
     return tuple(kept)
 
 

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from remit.locks.area import Area, includes, merge
+from remit.locks.claims import Mode
 from remit.locks.entry import ClaimState, Entry
 from remit.locks.errors import LeaseNotHeld, PathNotClaimed
 from remit.locks.events import (
@@ -96,7 +97,9 @@ class LockTable:
         if known is not None:
             return _again(known) if known.owner == request.owner else _refusal(request, RefusalReason.FOREIGN_ID)
         if len(request.areas) > 1:
-            request = replace(request, areas=merge(request.areas))
+            merged = merge(request.areas)
+            if len(merged) < len(request.areas):
+                request = replace(request, areas=merged)
         reason = self._objection(request)
         if reason is not None:
             return _refusal(request, reason)
@@ -304,6 +307,21 @@ class LockTable:
                 self._check_not_lent(owner, area, entry.request.claim_id)
                 return entry.token
         raise PathNotClaimed(f"{owner} holds no claim that covers {area.describe()}")
+
+    def kept_for(self, owner: str) -> tuple[Area, ...]:
+        """Return what an owner may write, or is kept for it, and no claim of anybody else is about.
+
+        Unlike `check` also of an owner that is gone: for those who clean up after it.
+        """
+        found: list[Area] = []
+        for entry in self._ledger.by_owner.get(owner, {}).values():
+            if not entry.is_queued:
+                found.extend(area for area in entry.areas if area.mode is Mode.WRITE and self._is_alone(owner, area))
+        return tuple(found)
+
+    def _is_alone(self, owner: str, area: Area) -> bool:
+        layers = self._ledger.trie.conflicts(area)
+        return all(other.owner == owner or other.is_queued for layer in layers for other in layer.values())
 
     def holds(self, claim_id: str, token: int) -> bool:
         """Tell whether a lease is held, under this very token, by an owner that lives."""

@@ -18,13 +18,18 @@ al., Granularity of Locks in a Shared Data Base, 1975).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from remit.locks.area import Area, AreaKind, overlap, pattern_of
 from remit.locks.claims import Mode
 from remit.locks.glob import DEEP, Name, names_meet
 
 __all__ = ["Node", "PathTrie"]
+
+# Read once: looking up a member of an enumeration costs as much as a step in the trie.
+_WRITE: Final = Mode.WRITE
+_GLOB: Final = AreaKind.GLOB
+_INODE: Final = AreaKind.INODE
 
 Item = TypeVar("Item")
 """What hangs in the trie; known here by its ticket alone."""
@@ -79,8 +84,8 @@ class PathTrie(Generic[Item]):
             area: what the item covers; at most once for a ticket.
             item: what to find there.
         """
-        node = self._inodes if area.kind is AreaKind.INODE else self._paths
-        writes = 1 if area.mode is Mode.WRITE else 0
+        node = self._inodes if area.kind is _INODE else self._paths
+        writes = 1 if area.mode is _WRITE else 0
         node.writers += writes
         for name in _anchor(area):
             children = node.children
@@ -91,7 +96,7 @@ class PathTrie(Generic[Item]):
                 child = children[name] = Node(node, name)
             node = child
             node.writers += writes
-        if area.kind is AreaKind.GLOB:
+        if area.kind is _GLOB:
             if node.globs is None:
                 node.globs = {}
             node.globs[ticket, area.key] = (area, item)
@@ -107,8 +112,8 @@ class PathTrie(Generic[Item]):
 
     def remove(self, ticket: int, area: Area, node: Node[Item]) -> None:
         """Take an item off the node where `add` hung it."""
-        writes = 1 if area.mode is Mode.WRITE else 0
-        if area.kind is AreaKind.GLOB:
+        writes = 1 if area.mode is _WRITE else 0
+        if area.kind is _GLOB:
             if node.globs is not None:
                 del node.globs[ticket, area.key]
         else:
@@ -131,8 +136,8 @@ class PathTrie(Generic[Item]):
 
         The quick answer for the common case, without the machinery of `conflicts`.
         """
-        writes = area.mode is Mode.WRITE
-        node = self._inodes if area.kind is AreaKind.INODE else self._paths
+        writes = area.mode is _WRITE
+        node = self._inodes if area.kind is _INODE else self._paths
         for name in _anchor(area):
             if node.writers_here or node.globs or (writes and node.readers_here):
                 return False
@@ -148,8 +153,8 @@ class PathTrie(Generic[Item]):
         Each mapping is in the order of its tickets. An item with several areas
         may come more than once.
         """
-        writes = area.mode is Mode.WRITE
-        node = self._inodes if area.kind is AreaKind.INODE else self._paths
+        writes = area.mode is _WRITE
+        node = self._inodes if area.kind is _INODE else self._paths
         for name in _anchor(area):
             # A path area above covers everything below itself.
             if node.writers_here:
@@ -164,25 +169,25 @@ class PathTrie(Generic[Item]):
             if child is None or not (writes or child.writers):
                 return
             node = child
-        if area.kind is AreaKind.GLOB:
+        if area.kind is _GLOB:
             yield from _below_glob(node, area, writes)
         else:
             yield from _below_path(node, writes)
 
 
 def _anchor(area: Area) -> list[str] | tuple[str, ...]:
-    if area.kind is AreaKind.GLOB:
+    if area.kind is _GLOB:
         return pattern_of(area.kind, area.key).anchor
     return area.key.split("/") if area.key else ()
 
 
 def _globs(globs: Mapping[tuple[int, str], tuple[Area, Item]], area: Area) -> dict[int, Item]:
     """Return the globs of a node that conflict with an area."""
-    writes = area.mode is Mode.WRITE
+    writes = area.mode is _WRITE
     return {
         ticket: item
         for (ticket, _), (other, item) in globs.items()
-        if (writes or other.mode is Mode.WRITE) and overlap(area, other)
+        if (writes or other.mode is _WRITE) and overlap(area, other)
     }
 
 
@@ -196,9 +201,7 @@ def _below_path(start: Node[Item], writes: bool) -> Iterator[dict[int, Item]]:
         if writes and node.readers_here:
             yield node.readers_here
         if node.globs:
-            yield {
-                ticket: item for (ticket, _), (other, item) in node.globs.items() if writes or other.mode is Mode.WRITE
-            }
+            yield {ticket: item for (ticket, _), (other, item) in node.globs.items() if writes or other.mode is _WRITE}
         if node.children:
             todo.extend(child for child in node.children.values() if writes or child.writers)
 

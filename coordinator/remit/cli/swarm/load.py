@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 
 from remit.cli.swarm.model import (
     AgentSpec,
+    ApprovalSpec,
     EachSpec,
     FieldPath,
     Finding,
@@ -519,7 +520,7 @@ def _shape_finding(detail: ErrorDetails, document: _Document) -> Finding:
     return Finding(location, text + said + (suggestion(str(value), known) if known else ""))
 
 
-_SAYS_ALL = frozenset({"too_short"})
+_SAYS_ALL = frozenset({"too_short", "string_too_short"})
 _WORDING = {
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping",
@@ -532,6 +533,7 @@ _WORDING = {
     "less_than_equal": "must be at most {le}",
     "list_type": "must be a list",
     "model_type": "must be a mapping of fields",
+    "string_too_short": "must not be empty",
     "string_type": "must be text",
     "too_short": "must not be empty",
     "tuple_type": "must be a list",
@@ -546,6 +548,8 @@ def _fields_at(path: FieldPath) -> list[str]:
             kind: type[BaseModel] = SwarmFile
         case (*_, "limits", _):
             kind = LimitsSpec
+        case (*_, "approvals", _, _):
+            kind = ApprovalSpec
         case (*_, "each", _):
             kind = EachSpec
         case ("agents", *_):

@@ -30,6 +30,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from remit.core.approvals import ApprovalRule
 from remit.core.errors import InvalidArgument
 from remit.core.limits import Limits
 from remit.locks import Claim, exclusive, read, write
@@ -38,6 +39,7 @@ from remit.processes.template import CommandTemplate
 __all__ = [
     "AFTER_FIELD",
     "AgentSpec",
+    "ApprovalSpec",
     "EachSpec",
     "FieldPath",
     "Finding",
@@ -97,6 +99,18 @@ class Isolation(StrEnum):
 
     SHARED = "shared"
     ACTOR = "actor"
+
+
+class PolicyAnswer(StrEnum):
+    """What is answered to requests for approval of an action."""
+
+    APPROVE = "approve"
+    DENY = "deny"
+    ASK = "ask"
+
+
+_POLICIES = {"ask": PolicyAnswer.ASK, "auto": PolicyAnswer.APPROVE, "deny": PolicyAnswer.DENY}
+"""Short forms of a policy: what is answered to everything."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -202,6 +216,36 @@ class LimitsSpec(_Spec):
             tokens=self.tokens,
             cost=self.cost,
         )
+
+
+class ApprovalSpec(_Spec):
+    """What is answered to requests for approval of actions like this, without asking anybody."""
+
+    action: Annotated[str, Field(min_length=1)]
+    """Pattern for the whole action, as in shells (*, ?, [...]): `git push*`. Case matters."""
+    answer: Annotated[PolicyAnswer, Field(strict=False)]
+    """`approve`, `deny`, or `ask` a person. The first rule whose pattern matches counts."""
+    reason: str | None = None
+    """Told to whoever asked."""
+
+    def rule(self) -> ApprovalRule:
+        """Return the same as the rest of the program knows it."""
+        return ApprovalRule(self.action, self.answer.value, self.reason or "")
+
+
+def _policy(value: object) -> object:
+    """Accept the short forms: one word is a rule for everything."""
+    if isinstance(value, list):
+        return cast("list[object]", value)
+    if isinstance(value, str) and value in _POLICIES:
+        return [{"action": "*", "answer": _POLICIES[value]}]
+    words = " or ".join(map(repr, _POLICIES))
+    raise PydanticCustomError("policy", "must be 'ask', 'auto', 'deny' or a list of rules", {"expected": words})
+
+
+_Approvals = Annotated[
+    tuple[ApprovalSpec, ...], Field(strict=False), BeforeValidator(_policy), AfterValidator(_not_empty)
+]
 
 
 class AgentSpec(_Spec):
@@ -352,6 +396,9 @@ class RunSpec(_Spec):
     `write glob PATTERN`, `read glob PATTERN`, or `exclusive` for the whole workspace. {item} as in `with`."""
     limits: LimitsSpec | None = None
     """Limits for what this run delegates itself."""
+    approvals: _Approvals | None = None
+    """What is answered to its requests for approval and to those of what it delegates: `ask`, `auto`, `deny`,
+    or rules. It may narrow what the swarm's `approvals` allow, never widen it."""
     detached: bool = False
     """Go on when the swarm is cancelled."""
 
@@ -392,6 +439,9 @@ class SwarmFile(_Spec):
     """Seconds until everything is stopped; unlimited by default."""
     limits: LimitsSpec | None = None
     """Limits for the whole swarm."""
+    approvals: _Approvals | None = None
+    """What is answered to requests for approval: `ask` (people, the default), `auto` (approve everything), `deny`, or
+    rules. `remit run --approvals` takes its place."""
     on_failure: Annotated[OnFailure, Field(strict=False)] = OnFailure.CONTINUE
     """`stop` cancels all the rest when a run fails; `continue` only blocks what comes after it."""
     agents: dict[str, AgentSpec] = Field(min_length=1)

@@ -33,9 +33,10 @@ from remit.cli.swarm.model import (
     parse_claim,
     suggestion,
 )
+from remit.core.approvals import ApprovalRule
 from remit.core.errors import InvalidArgument, SwarmFileError
 from remit.core.limits import Limits
-from remit.locks import Claim
+from remit.locks import Claim, Workspace
 from remit.processes.template import CommandTemplate
 
 __all__ = ["Parts", "PlannedAgent", "PlannedCommand", "PlannedPython", "PlannedRun", "SwarmPlan", "build_plan"]
@@ -123,6 +124,8 @@ class PlannedRun:
     """What it holds from before it takes a slot until it has ended."""
     limits: Limits | None
     """Limits for what lies below it."""
+    approvals: tuple[ApprovalRule, ...] = ()
+    """What is answered to requests for approval of it and of what lies below it; empty for nothing of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,8 @@ class SwarmPlan:
     """Seconds until everything is stopped; None for no limit."""
     limits: Limits | None
     """Limits of the turn."""
+    approvals: tuple[ApprovalRule, ...] = ()
+    """What is answered to requests for approval; empty if the file does not say."""
     on_failure: OnFailure
     """What a failed run means for the others."""
     agents: tuple[PlannedAgent, ...]
@@ -176,6 +181,7 @@ def build_plan(model: SwarmFile, workspace: Path) -> SwarmPlan:
         description=model.description or "",
         deadline_s=model.deadline_s,
         limits=model.limits.limits() if model.limits else None,
+        approvals=tuple(spec.rule() for spec in model.approvals or ()),
         on_failure=model.on_failure,
         agents=tuple(_planned_agent(name, spec) for name, spec in model.agents.items()),
         runs=tuple(runs),
@@ -210,6 +216,7 @@ class _Planner:
     def __init__(self, model: SwarmFile, workspace: Path) -> None:
         self._model = model
         self._workspace = workspace
+        self._paths = Workspace(workspace)
         self._templates = {name: spec.template() for name, spec in model.agents.items()}
         self._names: dict[str, tuple[str, ...]] = {}
         self._notes: list[str] = []
@@ -285,6 +292,7 @@ class _Planner:
             detached=run.detached,
             claims=claims,
             limits=run.limits.limits() if run.limits else None,
+            approvals=tuple(spec.rule() for spec in run.approvals or ()),
         )
 
     def _arguments(self, run: RunSpec, path: FieldPath, item: JsonValue) -> dict[str, JsonValue]:
@@ -302,7 +310,10 @@ class _Planner:
         """Return what one run holds, the item filled in."""
         scope = {run.item: item} if run.each is not None else {}
         try:
-            return tuple(_filled_claim(parse_claim(text), scope) for text in run.claims or ())
+            claims = tuple(_filled_claim(parse_claim(text), scope) for text in run.claims or ())
+            if claims:  # looked at again when the run is delegated; here the place can be named
+                self._paths.areas(claims)
+            return claims
         except InvalidArgument as error:
             raise self._problem((*path, "claims"), error.message) from error
 

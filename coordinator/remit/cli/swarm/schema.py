@@ -14,6 +14,12 @@ _EACH_SHORT_FORMS: list[dict[str, Any]] = [
 ]
 
 
+_POLICY_WORDS: dict[str, Any] = {
+    "enum": ["ask", "auto", "deny"],
+    "description": "Ask people, approve everything, deny everything.",
+}
+
+
 def json_schema() -> dict[str, Any]:
     """Return the schema (draft 2020-12) of a swarm file.
 
@@ -34,6 +40,10 @@ def json_schema() -> dict[str, Any]:
     definitions["AgentSpec"]["oneOf"] = [{"required": ["command"]}, {"required": ["python"]}]
     definitions["EachSpec"]["oneOf"] = [{"required": [name]} for name in ("glob", "list", "lines")]
     definitions["RunSpec"]["properties"]["each"]["anyOf"][:0] = _EACH_SHORT_FORMS
+    for properties in (schema["properties"], definitions["RunSpec"]["properties"]):
+        rules = properties["approvals"]["anyOf"]
+        rules[0]["minItems"] = 1
+        rules.insert(0, _POLICY_WORDS)
     schema["properties"]["runs"]["minItems"] = 1
     schema["patternProperties"] = {"^x-": {"description": "Anything: a place for what YAML aliases refer to."}}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "remit swarm file"}
