@@ -17,6 +17,7 @@ from remit.core.messages import AnswerApproval, DelegateRequest, ReportBatch, Re
 from remit.core.outcome import Outcome
 from remit.testing.simulation import shell
 from remit.testing.simulation.dispatch import DispatchModel
+from remit.testing.simulation.host import HostModel
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -117,6 +118,20 @@ def a_start_not_sent_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovering, "_start_again", _nothing)
 
 
+def a_cancel_not_sent_again(patch: pytest.MonkeyPatch) -> None:
+    """Cancels of the life before are left to those who may have heard of them."""
+    patch.setattr(recovering, "_cancel_again", _nothing)
+
+
+def orders_of_earlier_lives_taken(patch: pytest.MonkeyPatch) -> None:
+    """A host does what it is told, whichever life says so."""
+
+    def refuses(self: HostModel, epoch: int) -> bool:
+        return self.is_dead
+
+    patch.setattr(HostModel, "_refuses", refuses)
+
+
 def an_approval_left_open(patch: pytest.MonkeyPatch) -> None:
     """A cancel leaves what is asked below it to people."""
     patch.setattr(stopping, "cancel_approvals", _nothing)
@@ -215,6 +230,8 @@ MUTANTS: tuple[Mutant, ...] = (
     a_cancel_order_not_sent,
     an_accepted_run_forgotten_at_recovery,
     a_start_not_sent_again,
+    a_cancel_not_sent_again,
+    orders_of_earlier_lives_taken,
     an_approval_left_open,
     a_second_answer_taken,
     a_budget_that_stops_nothing,
