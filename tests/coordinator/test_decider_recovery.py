@@ -229,6 +229,8 @@ def test_a_host_that_does_not_answer_is_killed_and_its_runs_wait_for_the_proof()
     world.restart(world.survey(silent=[host]))
     assert world.to_kill == [host]
     assert (world.outcome(run), world.holders) == (None, [run])
+    for other in world.state.hosts.keys() - {host}:
+        world.host_ready(other)
     world.host_gone(host, "killed")
     assert (world.node(run).attempt, world.node(run).state) == (2, NodeState.RUNNING)
     assert world.holders == []
@@ -253,8 +255,23 @@ def test_a_host_that_was_to_be_killed_is_killed_by_the_next_life() -> None:
 def test_a_host_that_came_up_while_nobody_listened_is_used() -> None:
     world = World(auto_hosts=False)
     run = world.run(world.open_turn())
+    hosts = list(world.to_spawn)
     world.restart(world.survey())
+    assert (world.to_spawn, world.to_kill, list(world.state.hosts)) == ([], [], hosts)
+    assert world.node(run).state is NodeState.QUEUED
+    world.host_ready(hosts[-1])
     assert world.node(run).state is NodeState.RUNNING
+
+
+def test_a_host_that_comes_up_on_a_node_that_was_drained_meanwhile_gets_no_work() -> None:
+    world = World(auto_hosts=False)
+    run = world.run(world.open_turn())
+    hosts = list(world.to_spawn)
+    world.drain_node("n1")
+    world.restart(world.survey())
+    for host in hosts:
+        world.host_ready(host, "n1")
+    assert world.node(run).state is NodeState.QUEUED
 
 
 def test_hosts_that_were_asked_for_and_are_not_there_count_as_no_failure() -> None:

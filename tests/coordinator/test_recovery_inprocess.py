@@ -230,6 +230,27 @@ async def test_a_host_that_does_not_answer_is_ended_and_its_runs_are_settled(tmp
         assert await run.result() == 2
 
 
+@pytest.mark.parametrize("lives", [True, False])
+@in_loop
+async def test_a_host_that_an_earlier_life_asked_for_is_taken_in_when_it_answers(lives: bool, tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.system.shut("hello")
+        earlier = dict(w.system.engine.hosts)
+        for host in earlier.values():
+            host.kill()
+        async with w.coordinator.turn("t") as turn:
+            run = await turn.delegate(bodies.give, value=7)
+            await await_until(lambda: w.system.engine.hosts.keys() - earlier.keys())
+            await crashed(w)
+            asked_for = w.system.engine.hosts.keys() - earlier.keys()
+            for host_id in asked_for if not lives else ():
+                w.system.engine.hosts[host_id].kill()
+            await restarted(w)
+            assert await run.result() == 7
+        ready = {event.node_id for event in w.events("host_ready")}
+        assert ready & asked_for == (asked_for if lives else set())
+
+
 @in_loop
 async def test_claims_are_held_and_waited_for_across_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.coordinator.turn("t") as turn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +38,8 @@ __all__ = ["Dispatcher", "HostEvents"]
 
 logger = logging.getLogger("remit.coordinator")
 
+_COME_UP_S = 120.0
+"""Seconds that a host of an earlier life has to come up, as long as one that is started now."""
 _FLUSH_S = 1.0
 """Seconds that hosts have to hand on spans before they are ended."""
 
@@ -95,6 +97,8 @@ class Dispatcher:
         self._spool = spool
         self._early_deaths: list[tuple[str, str]] | None = []
         """Hosts that died before this life has decided anything; None from then on."""
+        self._coming: frozenset[str] = frozenset()
+        """Hosts that an earlier life had asked for and that had not come up."""
         self.messages = {"starts": 0, "orders": 0, "reports": 0}
         """Messages to and from hosts since this life began, by what they carry."""
 
@@ -143,6 +147,7 @@ class Dispatcher:
             on_gone=self._teller,
             witness=witness,
         )
+        self._coming = survey.coming
         return survey
 
     def begin(self) -> None:
@@ -150,6 +155,8 @@ class Dispatcher:
         early, self._early_deaths = self._early_deaths or [], None
         for host_id, reason in early:
             self._gone(host_id, reason)
+        for host_id in self._coming & self._links.keys():
+            self._in_background(self._welcome(host_id, self._links[host_id]))
 
     def _teller(self, host_id: str) -> Callable[[str], None]:
         """Return what an engine calls, from any thread, when a host dies."""
@@ -182,9 +189,7 @@ class Dispatcher:
         for host_id, run_ids in effects.starts.items():
             self._start(host_id, run_ids)
         for host_id in effects.spawn:
-            task = self._loop.create_task(self._spawn(host_id))
-            self._spawning.add(task)
-            task.add_done_callback(self._spawning.discard)
+            self._in_background(self._spawn(host_id))
         for run_id, process in effects.sweep:
             self._sweep(run_id, process)
         for machine, node_id in effects.orphans:
@@ -280,6 +285,19 @@ class Dispatcher:
             return
         self._events.host_ready(host_id, link.pid, link.machine, link.node)
 
+    async def _welcome(self, host_id: str, link: HostLink) -> None:
+        """Take in a host that an earlier life has asked for, once it answers."""
+        try:
+            found = await asyncio.wait_for(link.inventory(self._epoch), _COME_UP_S)
+        except Exception as error:  # any way a host can fail to come up; whoever watches it tells of its death
+            logger.warning("host %s, which an earlier life asked for, did not come up: %r", host_id, error)
+            await self._engine.kill(host_id)
+            return
+        if host_id not in self._state.hosts or self._abandoned:
+            await self._engine.kill(host_id)
+            return
+        self._events.host_ready(host_id, found.pid, found.machine, found.node)
+
     def _gone(self, host_id: str, reason: str) -> None:
         if self._early_deaths is not None:
             self._early_deaths.append((host_id, reason))
@@ -304,7 +322,10 @@ class Dispatcher:
 
     def _kill(self, host_id: str, reason: str) -> None:
         logger.info("host %s is ended: %s", host_id, reason)
-        task = self._loop.create_task(self._engine.kill(host_id))
+        self._in_background(self._engine.kill(host_id))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._spawning.add(task)
         task.add_done_callback(self._spawning.discard)
 

@@ -241,6 +241,7 @@ class InProcessEngine:
             raise CoordinatorUnavailable("no node of the cluster takes work")
         host = InProcessHost(host_id, self._system, on_gone, self._limit, node)
         self.hosts[host_id] = host
+        await self._system.gate("hello")
         return host
 
     async def find(self, host_id: str, on_gone: Callable[[str], None]) -> InProcessHost | None:
@@ -446,7 +447,7 @@ class InProcess:
             await event.wait()
 
     def shut(self, name: str) -> None:
-        """Hold back requests of this name (or `spawn`) until `let_through`."""
+        """Hold back requests of this name, or `spawn`, or `hello` of a host that is up, until `let_through`."""
 
         async def make() -> None:
             self._gates[name] = asyncio.Event()
