@@ -34,7 +34,7 @@ if [ -s "$file" ]; then
     [ "$(start_of "$pid")" = "$start" ] && echo "$3 came in while $name ($pid) was inside $1" >> "$CHAOS_HOME/overlaps"
 fi
 echo "$$ $(start_of $$) $3" > "$file"
-echo "$3 $4" >> "$CHAOS_HOME/started"
+echo "$REMIT_CHAOS_KEY" >> "$CHAOS_HOME/started"
 (trap '' TERM; exec setsid sleep 300) &
 sleep "$2"
 """
@@ -44,8 +44,11 @@ sleep "$2"
 async def work(ctx: RunContext, home: str, path: int, for_s: float) -> int | None:
     """Hold one path and run a program in it."""
     async with ctx.claim(write(f"path{path}")):
-        argv = ["sh", "-c", _SCRIPT, "work", str(path), f"{for_s:.2f}", ctx.run_id, str(ctx.attempt)]
-        return (await ctx.process(argv, env={MARK: home}, grace_s=0.2)).exit_code
+        argv = ["sh", "-c", _SCRIPT, "work", str(path), f"{for_s:.2f}", ctx.run_id]
+        # What its key is made of, beside the command, which is the run's own: an attempt that
+        # goes on with an earlier one's programs has the same. No part of the command itself.
+        key = f"{ctx.run_id} {ctx.tool_lineage()}"
+        return (await ctx.process(argv, env={MARK: home, "REMIT_CHAOS_KEY": key}, grace_s=0.2)).exit_code
 
 
 work_alone = agent(name="work_alone", isolation="actor")(work.fn)

@@ -40,11 +40,32 @@ KINDS = {"host": (4, 6), "coordinator": (3, 12), "daemon": (2, 6), "client": (2,
 """What is killed: how often compared with the others, and how many programs are started in between."""
 
 
-def _watched_shell() -> Any:
-    """Return a coordinator actor's class that can compare its state with its journal."""
+def _watched_shell(home: Path) -> Any:
+    """Return a coordinator actor's class that can compare its state with its journal.
+
+    Each life notes what its beginning has taken, in seconds: from the start of its
+    process to the first call, and from there until it served.
+    """
     from remit.coordinator.ray_engine import CoordinatorShell
 
     class WatchedShell(CoordinatorShell):
+        _is_noted = False
+
+        async def _begin(self) -> Any:
+            called = time.time()
+            life = await super()._begin()
+            if self._is_noted:
+                return life
+            self._is_noted = True
+            born = psutil.Process().create_time()
+            hosts = len(life.service._decider.state.hosts)
+            with (home / "lives").open("a") as file:
+                file.write(
+                    f"life {life.journal.epoch}: {called - born:.2f} s to its first call, "
+                    f"{time.time() - called:.2f} s to serve, {hosts} hosts\n"
+                )
+            return life
+
         async def call(self, method: str, blob: bytes) -> bytes:
             if method != "compare":
                 return await super().call(method, blob)
@@ -186,7 +207,7 @@ def _told_on_failure(killer: Killer, workspace: Path, home: Path) -> Iterator[No
     except BaseException as error:
         error.add_note(f"seed {SEED}; killed: {dict(killer.killed)}; {_accepted(workspace)} runs")
         error.add_note("\n".join(killer.history))
-        for note in ("errors", "lost_contact", "overlaps", *(stacks.name for stacks in home.glob("stacks.*"))):
+        for note in ("errors", "lost_contact", "overlaps", "lives", *(stacks.name for stacks in home.glob("stacks.*"))):
             text = _read(home, note)
             if text:
                 error.add_note(f"-- {note}\n{text}")
@@ -242,7 +263,7 @@ def test_whatever_is_killed_every_run_ends_once_and_nothing_is_left(
 
     async def main(killer: Killer, clients: Clients) -> None:
         await await_until(lambda: sum(n["Alive"] for n in ray_engine.ray.nodes()) == 2, timeout_s=150.0)
-        ray_engine.find_coordinator(str(workspace.resolve()), shell=_watched_shell())
+        ray_engine.find_coordinator(str(workspace.resolve()), shell=_watched_shell(home))
         for _ in range(CLIENTS):
             clients.begin()
         await chaos(killer)
@@ -265,6 +286,8 @@ def test_whatever_is_killed_every_run_ends_once_and_nothing_is_left(
                 await asyncio.wait_for(coordinator.shutdown("test", timeout_s=10.0), 30.0)
         assert _read(home, "errors") == ""
         assert _read(home, "overlaps") == ""
+        started = Counter(_read(home, "started").splitlines())
+        assert [key for key, times in started.items() if times > 1] == [], "programs started more than once for a key"
         _check_journal(workspace)
 
     clients = Clients(workspace, home, ray_node, chance)
