@@ -1,4 +1,4 @@
-"""Deaths of the coordinator at moments that are bad for somebody: between the disk and the effect, and while it tidies up."""
+"""Deaths of the coordinator at moments that are bad for somebody: before an effect, and while it tidies up."""
 
 from __future__ import annotations
 

@@ -15,17 +15,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from remit.agents.tooldesk import scope_of
 from remit.cli.records import opened
 from remit.coordinator import Coordinator
+from remit.core.errors import RemitError
 from remit.core.events import RunAccepted, TurnAccepted, decode_event
 from remit.core.messages import dumps
+from remit.processes import ProcessClient
 from remit.testing import await_until
 from tests.ray.chaos_load import MARK
 from tests.ray.test_recovery_on_ray import second_node
@@ -128,7 +131,7 @@ class Killer:
     def __init__(self, chance: random.Random, clients: Clients, state_dir: Path, home: Path) -> None:
         self._chance = chance
         self._clients = clients
-        self._state_dir = state_dir
+        self.state_dir = state_dir
         self._home = home
         self._began = time.monotonic()
         self._spared: dict[str, int] = {}
@@ -164,7 +167,7 @@ class Killer:
         if kind == "client":
             return sorted(self._clients.living())
         if kind == "daemon":
-            life = self._state_dir / "procd" / "life"
+            life = self.state_dir / "procd" / "life"
             text = life.read_text().strip() if life.exists() else ""
             return [int(text)] if text and psutil.pid_exists(int(text)) else []
         name = "WatchedShell" if kind == "coordinator" else "HostShell"
@@ -176,7 +179,7 @@ class Killer:
             title = " ".join(process.info["cmdline"] or ())
             if title.startswith("ray::") and name in title:
                 try:
-                    if os.readlink(f"/proc/{process.pid}/fd/1").startswith(f"{self._state_dir}/"):
+                    if os.readlink(f"/proc/{process.pid}/fd/1").startswith(f"{self.state_dir}/"):
                         yield process.pid
                 except OSError:
                     continue
@@ -196,6 +199,30 @@ def _left(home: Path) -> list[str]:
     ]
 
 
+def _programs(workspace: Path) -> str:
+    """Return what the daemon of programs knows of those that are not proven gone, for people."""
+    try:
+        with closing(ProcessClient()) as client:
+            views = client.list(scope=scope_of(workspace))
+    except RemitError as error:
+        return f"nobody says: {error}"
+    left = [view for view in views if view.result is None or not view.result.is_proven_gone]
+    return "\n".join(f"{view.run} pid {view.pid} {psutil.pid_exists(view.pid)}: {view}" for view in left)
+
+
+def _warnings(state_dir: Path) -> str:
+    """Return what coordinators had to say about programs and hosts."""
+    words = ("could not be", "does not say", "did not come up", "out of reach")
+    lines = [
+        f"{path.name}: {line}"
+        for path in sorted(state_dir.glob("ray/session_*/logs/*"))
+        if path.is_file() and path.suffix in (".err", ".out", ".log")
+        for line in path.read_text(errors="replace").splitlines()
+        if any(word in line for word in words) and "remit" in line
+    ]
+    return "\n".join(lines[-40:])
+
+
 def _read(home: Path, name: str) -> str:
     return (home / name).read_text() if (home / name).exists() else ""
 
@@ -207,6 +234,8 @@ def _told_on_failure(killer: Killer, workspace: Path, home: Path) -> Iterator[No
     except BaseException as error:
         error.add_note(f"seed {SEED}; killed: {dict(killer.killed)}; {_accepted(workspace)} runs")
         error.add_note("\n".join(killer.history))
+        error.add_note(f"-- programs that are not proven gone\n{_programs(workspace)}")
+        error.add_note(f"-- warnings\n{_warnings(killer.state_dir)}")
         for note in ("errors", "lost_contact", "overlaps", "lives", *(stacks.name for stacks in home.glob("stacks.*"))):
             text = _read(home, note)
             if text:

@@ -22,6 +22,7 @@ from remit.coordinator.claiming import (
     check_claim,
     clear_claims,
     clear_host,
+    clear_if_gone,
     clear_swept,
     expire_claim,
     give_up_claim,
@@ -35,7 +36,7 @@ from remit.coordinator.placement import let_idle_hosts_go, pump
 from remit.coordinator.recovering import Survey, missing_hosts, note_programs, recover, unstartable_runs
 from remit.coordinator.settling import claim_start, settle, settle_report
 from remit.coordinator.spending import take_report, take_total
-from remit.coordinator.state import Node, NodeState, WorkspaceState
+from remit.coordinator.state import Node, NodeState, ProcessState, WorkspaceState
 from remit.coordinator.stopping import (
     cancel,
     cancel_children,
@@ -85,6 +86,9 @@ from remit.core.messages import (
 
 __all__ = ["Decider", "Decision"]
 
+_SWEEP_AGAIN_S = 1.0
+"""Seconds until programs that could not be ended are ended again; twice as long each time."""
+_SWEEP_AGAIN_MOST_S = 300.0
 _REFUSALS = 1_000
 """Refused turns and delegations that are remembered; copies arrive within seconds or never."""
 _PAST_TURNS = 10_000
@@ -131,7 +135,10 @@ class Decider:
         self._unstartable: set[str] = set()
         self._refused: dict[str, RemitError | TurnCancelled] = {}
         """Request (see `_name_of`) -> why it was refused: a late copy of the request hears the same."""
-        self._sweeping: dict[str, set[int]] = {}
+        self._sweeping: dict[str, dict[int, ProcessState]] = {}
+        """Run or turn -> its programs that somebody was asked to end, without a proof so far."""
+        self._failed_sweeps: dict[tuple[str, int], int] = {}
+        """(Run or turn, process id) -> how often it could not be ended."""
 
     def next_due(self) -> float | None:
         """Return when `tick` is wanted next, in seconds since 1970, or None."""
@@ -161,7 +168,7 @@ class Decider:
             stop_after_failures(tx)
         pump(tx)
         for run_id, process in tx.effects.sweep:
-            self._sweeping.setdefault(run_id, set()).add(process.pid)
+            self._sweeping.setdefault(run_id, {})[process.pid] = process
         return Decision(tx.events, tx.effects, answer, error, claim, value=value)
 
     def decide(self, rule: Callable[[Transaction], object], now: float) -> Decision:
@@ -289,14 +296,20 @@ class Decider:
         return self._finish(tx)
 
     def swept(self, run_id: str, pid: int, now: float, *, gone: bool) -> Decision:
-        """A process that a dead host had left is gone, or could not be ended."""
+        """A process that a dead host had left is gone, or could not be ended: then that is tried again."""
         tx = self._begin(now)
-        left = self._sweeping.get(run_id)
-        if left is not None and gone:
-            left.discard(pid)
+        left = self._sweeping.get(run_id, {})
+        if pid in left and gone:
+            del left[pid]
+            self._failed_sweeps.pop((run_id, pid), None)
             if not left:
                 del self._sweeping[run_id]
                 clear_swept(tx, run_id)
+        elif pid in left:
+            # Whoever ends programs may have died over it.
+            failed = self._failed_sweeps.get((run_id, pid), 0)
+            self._failed_sweeps[run_id, pid] = failed + 1
+            tx.timers.add(now + min(_SWEEP_AGAIN_S * 2**failed, _SWEEP_AGAIN_MOST_S), "sweep", run_id, pid)
         return self._finish(tx)
 
     def client_gone(self, client_id: str, reason: str, now: float) -> Decision:
@@ -489,6 +502,7 @@ class Decider:
                 goes_on=item.goes_on,
             )
         )
+        clear_if_gone(tx, node)
 
     def tick(self, now: float) -> Decision:
         """Do what is due: deadlines, attempt time-outs, escalations, retries, idle hosts."""
@@ -502,6 +516,10 @@ class Decider:
                 continue
             if timer.kind == "approval":
                 expire_approval(tx, timer.node_id)
+                continue
+            if timer.kind == "sweep":
+                process = self._sweeping.get(timer.node_id, {}).get(timer.number)
+                tx.effects.sweep.extend([] if process is None else [(timer.node_id, process)])
                 continue
             node = self.state.nodes.get(timer.node_id)
             if node is None:
@@ -548,8 +566,12 @@ class Decider:
             return []
         live = {n.turn_id for n in self.state.nodes.values() if not n.is_ended}
         doomed -= live
-        # What is quarantined is shown with its owner.
-        doomed -= {self.state.nodes[name].turn_id for name in self.state.locks.owners() if name in self.state.nodes}
+        # What is quarantined is shown with its owner. And the end of a host, or of programs, is the
+        # proof for bodies that were given up on: whatever these have started is ended by their names.
+        names = {*self.state.locks.owners(), *self._sweeping}
+        doomed -= {self.state.nodes[name].turn_id for name in names if name in self.state.nodes}
+        hosts = self.state.hosts
+        doomed -= {n.turn_id for n in self.state.nodes.values() if n.unconfirmed and n.host_id in hosts}
         gone = [name for name, node in self.state.nodes.items() if node.turn_id in doomed]
         for name in gone:
             del self.state.nodes[name]

@@ -101,7 +101,8 @@ def note_programs(tx: Transaction, survey: Survey) -> None:
         node = tx.state.nodes.get(run_id)
         if node is None or node.is_ended:
             continue
-        for pid in sorted(pids & (node.processes or {}).keys()):
+        known = {**(node.old_processes or {}), **(node.processes or {})}
+        for pid in sorted(pids & known.keys()):
             tx.emit(ProcessEnded(node_id=run_id, turn_id=node.turn_id, at=tx.now, pid=pid))
 
 

@@ -87,7 +87,7 @@ async def take_survey(
 async def _ask_witness(
     state: WorkspaceState, witness: ProgramWitness | None, bound_s: float
 ) -> Mapping[str, frozenset[int]]:
-    runs = [node for node in state.nodes.values() if node.processes and not node.is_ended]
+    runs = [n for n in state.nodes.values() if (n.processes or n.old_processes) and not n.is_ended]
     if witness is None or not runs:
         return {}
     try:

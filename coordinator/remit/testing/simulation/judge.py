@@ -249,12 +249,20 @@ class Judge:
         self._check_promises(history, ledger)
 
     def programs_over(self) -> None:
-        """Look for programs whose owners are all over.
+        """Look for programs whose owners are all over, and for claims that are kept because of some.
 
         Raises:
-            Violation: one was left, although nobody has failed to end it.
+            Violation: one was left, although it can be ended.
         """
-        keepers = self._scene.keepers
+        keepers, life = self._scene.keepers, self._scene.life
+        assert life is not None
+        for view in life.state.locks.claims():
+            if view.state is ClaimState.QUARANTINED:
+                node = life.state.nodes[view.owner]
+                doubtful = node.unconfirmed and (node.is_turn or node.host_id in life.state.hosts)
+                kept = doubtful or view.owner in keepers.doubtful
+                rule = "no claim is held by what is over"
+                require(kept, rule, f"{view.claim_id} of {view.owner} is kept for nothing: {view.note}")
         left = [p for p in keepers.alive.values() if p.run_id not in keepers.doubtful]
         named = ", ".join(f"{p.pid} of {p.run_id}" for p in left)
         require(not left, "no program is left", f"long after the end of its owner: {named}")
