@@ -18,6 +18,7 @@ from remit.core.outcome import Outcome
 from remit.testing.simulation import shell
 from remit.testing.simulation.dispatch import DispatchModel
 from remit.testing.simulation.host import HostModel
+from remit.testing.simulation.shell import CoordinatorModel
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -163,6 +164,27 @@ def programs_of_a_dead_host_left_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DispatchModel, "end_programs", _nothing)
 
 
+def programs_of_an_earlier_life_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """Nobody ends what was to be ended when the life before ended itself."""
+    patch.setattr(CoordinatorModel, "_end_strays", _nothing)
+
+
+def programs_that_could_not_be_ended_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """What could not be ended is not tried again."""
+    original = Timers.add
+
+    def add(self: Timers, due: float, kind: str, node_id: str, number: int = 0) -> None:
+        if kind != "sweep":
+            original(self, due, kind, node_id, number)
+
+    patch.setattr(Timers, "add", add)
+
+
+def a_quarantine_without_a_program(patch: pytest.MonkeyPatch) -> None:
+    """The end of a program that an earlier attempt had started frees nothing."""
+    patch.setattr(decider, "clear_if_gone", _nothing)
+
+
 def a_retry_after_a_cancel(patch: pytest.MonkeyPatch) -> None:
     """Attempts that are left are used up, cancel or not."""
     original = settling._end_attempt
@@ -237,6 +259,9 @@ MUTANTS: tuple[Mutant, ...] = (
     a_budget_that_stops_nothing,
     a_failure_that_stops_nobody,
     programs_of_a_dead_host_left_behind,
+    programs_of_an_earlier_life_left_behind,
+    programs_that_could_not_be_ended_forgotten,
+    a_quarantine_without_a_program,
     a_retry_after_a_cancel,
     an_escalation_forgotten,
     a_quiet_not_announced,

@@ -16,6 +16,7 @@ from remit.coordinator.recovering import Survey
 from remit.coordinator.state import Node, ProcessState, WorkspaceState
 from remit.coordinator.survey import ProgramWitness, take_survey
 from remit.coordinator.transaction import Effects
+from remit.core.errors import RemitError
 from remit.core.messages import (
     DelegateRequest,
     EndedNotice,
@@ -40,6 +41,9 @@ logger = logging.getLogger("remit.coordinator")
 
 _COME_UP_S = 120.0
 """Seconds that a host of an earlier life has to come up, as long as one that is started now."""
+_AGAIN_S = 1.0
+"""Seconds until what could not be ended is ended again; twice as long each time."""
+_AGAIN_MOST_S = 300.0
 _FLUSH_S = 1.0
 """Seconds that hosts have to hand on spans before they are ended."""
 
@@ -157,6 +161,25 @@ class Dispatcher:
             self._gone(host_id, reason)
         for host_id in self._coming & self._links.keys():
             self._in_background(self._welcome(host_id, self._links[host_id]))
+        self._in_background(self._end_strays())
+
+    async def _end_strays(self) -> None:
+        """End the programs of what is over: the lives before may have died before they had that done."""
+        again_s = _AGAIN_S
+        while not self._abandoned:
+            try:
+                owners = await self._engine.program_owners()
+            except RemitError as error:
+                logger.warning("nobody says of whom programs run here: %s", error)
+                await asyncio.sleep(again_s)
+                again_s = min(2 * again_s, _AGAIN_MOST_S)
+                continue
+            # Looked at after the programs: whoever has one was accepted before it was started.
+            for owner in owners:
+                node = self._state.nodes.get(owner)
+                if node is None or node.is_ended:
+                    self._end_programs("", owner)
+            return
 
     def _teller(self, host_id: str) -> Callable[[str], None]:
         """Return what an engine calls, from any thread, when a host dies."""
@@ -193,7 +216,7 @@ class Dispatcher:
         for run_id, process in effects.sweep:
             self._sweep(run_id, process)
         for machine, node_id in effects.orphans:
-            self._engine.sweep(node_id, 0, 0.0, machine, _no_matter)
+            self._end_programs(machine, node_id)
         for host_id, reason in effects.kill:
             self._kill(host_id, reason)
         self._notify(effects, payloads)
@@ -316,6 +339,23 @@ class Dispatcher:
 
         self._engine.sweep(run_id, process.pid, process.start_time, process.machine, done)
 
+    def _end_programs(self, machine: str, owner: str, again_s: float = _AGAIN_S) -> None:
+        """End whatever there is of a run or turn; tried again until it is proven gone, since nobody waits for it."""
+        if self._abandoned:
+            return
+
+        def again() -> None:
+            self._loop.call_later(again_s, self._end_programs, machine, owner, min(2 * again_s, _AGAIN_MOST_S))
+
+        def done(gone: bool) -> None:
+            try:
+                if not gone:
+                    self._loop.call_soon_threadsafe(again)
+            except RuntimeError:
+                logger.debug("programs of %s were left after the loop was closed", owner)
+
+        self._engine.sweep(owner, 0, 0.0, machine, done)
+
     def _swept(self, run_id: str, pid: int, gone: bool) -> None:
         if not self._abandoned:
             self._events.process_swept(run_id, pid, gone)
@@ -382,7 +422,3 @@ class Dispatcher:
             unconfirmed=node.unconfirmed,
             attempt=node.attempt,
         )
-
-
-def _no_matter(gone: bool) -> None:
-    """Take note of nothing: what was not known of has no claim that waits for its end."""

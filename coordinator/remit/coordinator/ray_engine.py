@@ -330,6 +330,10 @@ class RayEngine:
         """Ask the daemon of this machine."""
         return await asyncio.to_thread(self._programs.gone, runs)
 
+    async def program_owners(self) -> frozenset[str]:
+        """Ask the daemon of this machine."""
+        return await asyncio.to_thread(self._programs.owners)
+
     def vouch(self) -> None:
         """Tell the daemon of this machine that the coordinator is there."""
         self._programs.vouch()

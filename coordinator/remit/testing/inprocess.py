@@ -219,6 +219,10 @@ class InProcessEngine:
         """All hosts ever started, by id."""
         self.swept: list[int] = []
         """Process ids that were to be ended for dead hosts."""
+        self.swept_owners: list[str] = []
+        """Runs and turns whose programs were to be ended by their names."""
+        self.owners: frozenset[str] = frozenset()
+        """What is answered to a coordinator that asks of whom programs run."""
         self.sweeps_succeed = True
         """What is answered to them: whether the process is proven gone."""
         self.cluster = [ClusterNode("node_1", "here")]
@@ -266,11 +270,17 @@ class InProcessEngine:
         """Note which process would be ended, and say what `sweeps_succeed` says."""
         if pid:
             self.swept.append(pid)
+        else:
+            self.swept_owners.append(run_id)
         on_done(self.sweeps_succeed)
 
     async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
         """Return nothing: hosts in this process outlive their coordinator and tell of their programs."""
         return {}
+
+    async def program_owners(self) -> frozenset[str]:
+        """Return `owners`; the programs of hosts in this process end with them."""
+        return self.owners
 
     def vouch(self) -> None:
         """Nothing to say: hosts in this process vouch for their programs themselves."""

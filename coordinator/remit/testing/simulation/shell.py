@@ -147,10 +147,18 @@ class CoordinatorModel:
         self._clients.expect(holders, now + COME_BACK_S)
         self.is_serving = True
         self.commit(self.decider.start(self._around.disk.epoch, 1, now, survey))
+        self._kernel.after(self._around.dice.between(0.01, 0.5, "strays", self.dispatch.epoch), self._end_strays)
         early, self._early_deaths = self._early_deaths, []
         for host_id, reason in early:
             self.host_gone(host_id, reason)
         self._keep_house()
+
+    def _end_strays(self) -> None:
+        """End the programs of what is over; see `remit.coordinator.dispatch`."""
+        for owner in self._engine.program_owners() if not self.is_over else ():
+            node = self.state.nodes.get(owner)
+            if node is None or node.is_ended:
+                self._engine.end_orphans(owner)
 
     def end(self) -> None:
         """Do nothing any more, whatever is still on its way."""

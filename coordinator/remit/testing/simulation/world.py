@@ -64,13 +64,14 @@ class _Doom:
     seconds: float
     """Of absence."""
     cancels_alone: bool = False
-    """Only orders to stop count, and not those to begin."""
+    """Only orders to stop count, and ends of programs, and not orders to begin."""
     orders_leave: bool = False
     """It crashes when the orders are under way, and not before."""
 
     def is_met_by(self, decision: Decision) -> bool:
         effects = decision.effects
-        return bool(decision.events and (effects.cancels or (effects.starts and not self.cancels_alone)))
+        stops = effects.cancels or effects.orphans or effects.sweep
+        return bool(decision.events and (stops or (effects.starts and not self.cancels_alone)))
 
 
 class Simulation:
