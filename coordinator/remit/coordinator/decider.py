@@ -309,7 +309,8 @@ class Decider:
             # Whoever ends programs may have died over it.
             failed = self._failed_sweeps.get((run_id, pid), 0)
             self._failed_sweeps[run_id, pid] = failed + 1
-            tx.timers.add(now + min(_SWEEP_AGAIN_S * 2**failed, _SWEEP_AGAIN_MOST_S), "sweep", run_id, pid)
+            wait_s = min(_SWEEP_AGAIN_S * 2.0 ** min(failed, 16), _SWEEP_AGAIN_MOST_S)
+            tx.timers.add(now + wait_s, "sweep", run_id, pid)
         return self._finish(tx)
 
     def client_gone(self, client_id: str, reason: str, now: float) -> Decision:

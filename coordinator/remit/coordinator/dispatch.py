@@ -165,14 +165,14 @@ class Dispatcher:
 
     async def _end_strays(self) -> None:
         """End the programs of what is over: the lives before may have died before they had that done."""
-        again_s = _AGAIN_S
+        failed = 0
         while not self._abandoned:
             try:
                 owners = await self._engine.program_owners()
             except RemitError as error:
                 logger.warning("nobody says of whom programs run here: %s", error)
-                await asyncio.sleep(again_s)
-                again_s = min(2 * again_s, _AGAIN_MOST_S)
+                await asyncio.sleep(_again_s(failed))
+                failed += 1
                 continue
             # Looked at after the programs: whoever has one was accepted before it was started.
             for owner in owners:
@@ -339,13 +339,13 @@ class Dispatcher:
 
         self._engine.sweep(run_id, process.pid, process.start_time, process.machine, done)
 
-    def _end_programs(self, machine: str, owner: str, again_s: float = _AGAIN_S) -> None:
+    def _end_programs(self, machine: str, owner: str, failed: int = 0) -> None:
         """End whatever there is of a run or turn; tried again until it is proven gone, since nobody waits for it."""
         if self._abandoned:
             return
 
         def again() -> None:
-            self._loop.call_later(again_s, self._end_programs, machine, owner, min(2 * again_s, _AGAIN_MOST_S))
+            self._loop.call_later(_again_s(failed), self._end_programs, machine, owner, failed + 1)
 
         def done(gone: bool) -> None:
             try:
@@ -422,3 +422,8 @@ class Dispatcher:
             unconfirmed=node.unconfirmed,
             attempt=node.attempt,
         )
+
+
+def _again_s(failed: int) -> float:
+    """Return the seconds after which something is tried again that has failed so often before."""
+    return min(_AGAIN_S * 2.0 ** min(failed, 16), _AGAIN_MOST_S)
