@@ -65,11 +65,14 @@ class LoopThread:
 
     async def _end(self) -> None:
         me = asyncio.current_task()
-        left = [task for task in asyncio.all_tasks() if task is not me]
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=1.5)
+        until = self.loop.time() + 1.5
+        # Again and again: what was on its way here becomes a task meanwhile.
+        while left := asyncio.all_tasks() - {me}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=until - self.loop.time())
+            if self.loop.time() >= until:
+                break
         self.loop.stop()
 
 
