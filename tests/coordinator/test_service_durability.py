@@ -228,5 +228,5 @@ async def test_a_turn_that_waits_for_the_disk_is_not_forgotten() -> None:
     await bench.settle()
     bench.journal.release()
     await finished
-    reply: PollReply = await bench.ask("poll", ("client_1", 0, 0.0))
+    reply: PollReply = await bench.ask("poll", ("client_1", 0, 0.0, bench.journal.epoch))
     assert [notice.node_id for notice in reply.notices if isinstance(notice, EndedNotice)] == [turn]

@@ -20,8 +20,10 @@ from remit.coordinator.service import ServiceOptions
 from remit.coordinator.transaction import Settings
 from remit.core import Outcome, RunFailed, TurnCancelled
 from remit.core.errors import JournalBusy, JournalFenced
+from remit.core.messages import dumps
 from remit.journal import SqliteJournal, SqliteJournalReader
 from remit.testing import InProcess, await_until, open_inprocess
+from remit.testing.inprocess import InProcessLink
 from tests.agents import bodies
 from tests.agents.bodies import Stage
 from tests.agents.world import World, in_loop, world
@@ -219,6 +221,28 @@ async def _take_over(system: InProcess, coordinator: Coordinator, path: Path, jo
                 await turn.delegate(bodies.give, value=1)
             finally:
                 assert reader.last_seq() == before
+
+
+# -- clients ---------------------------------------------------------------------------
+
+
+@pytest.mark.field_report("J5")
+@in_loop
+async def test_a_client_that_an_old_hello_has_made_known_to_the_next_life_misses_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.coordinator.turn("t") as turn:
+        run = await turn.delegate(where)
+        await w.stage.until_noted("attempt 1")
+        session = w.coordinator.session
+        link = session.link
+        assert isinstance(link, InProcessLink)
+        link.is_cut = True
+        await asyncio.to_thread(w.system.restart_coordinator)
+        # A copy of its hello to the life before was still under way.
+        await asyncio.to_thread(w.system.link().call_blocking, "open_client", dumps(session._open_request), 10.0)
+        w.stage.open_gate("go")
+        await await_until(lambda: w.events("run_ended"))
+        link.is_cut = False
+        assert await run.result() == 1
 
 
 # -- while it tidies up ----------------------------------------------------------------

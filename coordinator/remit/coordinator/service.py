@@ -407,10 +407,13 @@ class CoordinatorService:
             protocol=PROTOCOL,
         )
 
-    async def _poll(self, request: tuple[str, int, float]) -> PollReply:
-        client_id, ack, timeout_s = request
+    async def _poll(self, request: tuple[str, int, float, int]) -> PollReply:
+        client_id, ack, timeout_s, epoch = request
         if self._broken is not None:
             raise self._broken
+        if epoch != self._journal.epoch:
+            # An old hello may have made it known here; it does not know of this life, and what it has missed.
+            return PollReply(-1)
         wait_s = min(timeout_s, self._options.poll_s)
         return await self._clients.poll(client_id, ack, wait_s, self._clock.now())
 

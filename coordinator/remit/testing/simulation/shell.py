@@ -30,6 +30,7 @@ from remit.core.messages import (
     Notice,
     OpenClient,
     OpenTurn,
+    PollReply,
     ReportBatch,
     TurnCancelledNotice,
     TurnStartedNotice,
@@ -267,10 +268,13 @@ class CoordinatorModel:
 
     def _open_client(self, hello: OpenClient, reply: Reply) -> None:
         self._clients.open(hello)
-        reply(Answer())
+        reply(Answer(self.dispatch.epoch))
 
-    def _poll(self, request: tuple[str, int, float], reply: Reply) -> None:
-        client_id, ack, timeout_s = request
+    def _poll(self, request: tuple[str, int, float, int], reply: Reply) -> None:
+        client_id, ack, timeout_s, epoch = request
+        if epoch != self.dispatch.epoch:
+            reply(Answer(PollReply(-1)))
+            return
         self._clients.poll(client_id, ack, timeout_s, lambda answer: None if self.is_over else reply(answer))
 
     def _is_known(self, client_id: str, reply: Reply) -> bool:
