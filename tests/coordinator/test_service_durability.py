@@ -72,6 +72,9 @@ class _Engine:
     async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
         return {}
 
+    async def program_owners(self) -> frozenset[str]:
+        return frozenset()
+
     def vouch(self) -> None: ...
 
     def release_programs(self) -> None: ...

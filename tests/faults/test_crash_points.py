@@ -157,8 +157,10 @@ async def test_a_turn_that_interrupts_begins_when_what_it_interrupts_is_quiet(tm
                 told.append(error.cause.kind if error.cause else None)
 
         async def second() -> object:
+            value: object = None
             async with w.coordinator.turn("second", session="s", busy="interrupt") as turn:
-                return await (await turn.delegate(bodies.give, value=5)).result()
+                value = await (await turn.delegate(bodies.give, value=5)).result()
+            return value
 
         holding = asyncio.ensure_future(first())
         await await_until(lambda: w.events("run_started"))

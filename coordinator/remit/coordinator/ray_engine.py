@@ -381,7 +381,7 @@ class CoordinatorShell:
 
     _life: Life | None = None
 
-    def __new__(cls, *_: object) -> Self:
+    def __new__(cls, *_: Any, **__: Any) -> Self:
         """Make the object, and let it hear SIGTERM, which Ray would take for a reason to exit at once.
 
         Ray does this in the main thread, the only one that may; it calls `__init__` in another.

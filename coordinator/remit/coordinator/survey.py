@@ -71,9 +71,8 @@ async def take_survey(
         except Exception as error:  # any way a host can fail to answer: it is asked no more, and killed
             logger.warning("host %s does not say what it has: %r", host.id, error)
 
-    gone, *_ = await asyncio.gather(
-        _ask_witness(state, witness, bound_s), *(ask(host) for host in state.hosts.values())
-    )
+    hosts = asyncio.gather(*(ask(host) for host in state.hosts.values()))
+    gone, _ = await asyncio.gather(_ask_witness(state, witness, bound_s), hosts)
     survey = Survey(
         hosts=inventories,
         silent=frozenset(links.keys() - inventories.keys() - coming),
