@@ -32,7 +32,7 @@ from remit.coordinator.claiming import (
 from remit.coordinator.conversation import forget_turns
 from remit.coordinator.moving import drain_node, leave_drained_node, undo_drain
 from remit.coordinator.noting import stop_after_failures
-from remit.coordinator.placement import let_idle_hosts_go, pump
+from remit.coordinator.placement import fail_hopeless, let_idle_hosts_go, pump
 from remit.coordinator.recovering import Survey, missing_hosts, note_programs, recover, unstartable_runs
 from remit.coordinator.settling import claim_start, settle, settle_report
 from remit.coordinator.spending import take_report, take_total
@@ -164,6 +164,8 @@ class Decider:
         claim: ClaimAnswer | None = None,
         value: object = None,
     ) -> Decision:
+        if tx.state.spawn_failures:
+            fail_hopeless(tx)
         if tx.state.fail_fast:
             stop_after_failures(tx)
         pump(tx)
