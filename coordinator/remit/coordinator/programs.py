@@ -129,7 +129,8 @@ class Programs:
             return frozenset()
         with self._client() as client:
             views = client.list(scope=self._scope)
-        return frozenset(view.run or view.turn for view in views if view.result is None and not view.background)
+        here = (view.run or view.turn for view in views if view.result is None and not view.background)
+        return frozenset(owner for owner in here if owner)
 
     def release(self) -> None:
         """End the lease in good order: what foreground programs there are stop; blocks, bounded."""
