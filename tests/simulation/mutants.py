@@ -276,6 +276,9 @@ SHY_MUTANTS: tuple[Mutant, ...] = (
     a_cause_overwritten,
     an_accepted_run_forgotten_at_recovery,
     a_start_not_sent_again,
+    programs_of_an_earlier_life_left_behind,
+    programs_that_could_not_be_ended_forgotten,
+    a_quarantine_without_a_program,
     a_retry_forgotten,
 )
 """Those that take more than a few seeds to show."""
