@@ -205,4 +205,4 @@ def test_classifiers_agree_with_the_python_range() -> None:
 def test_command_is_installed_under_its_name() -> None:
     points = [point for point in importlib.metadata.entry_points(group="console_scripts") if point.name == "remit"]
     if points:  # absent when the sources are on PYTHONPATH only
-        assert {point.value for point in points} == {"remit.cli.main:main"}
+        assert {point.value for point in points} == {"remit.cli.entry:main"}

@@ -349,9 +349,10 @@ class World:
             attempts: what the hosts say of these runs, instead of "at work".
         """
         told = {attempt.run_id: attempt for attempt in attempts}
+        coming = {h.id for h in self.state.hosts.values() if not h.ready and not h.killed} - {*gone, *silent}
         inventories: dict[str, HostInventory] = {}
         for host in self.state.hosts.values():
-            if host.id in (*gone, *silent):
+            if host.id in (*gone, *silent, *coming):
                 continue
             found = [
                 told.get(name, LiveAttempt(name, self.node(name).attempt)) for name in host.runs if name not in missing
@@ -359,7 +360,7 @@ class World:
             others = [attempt for name, attempt in told.items() if self.node(name).host_id == host.id]
             inventories[host.id] = HostInventory(host.id, 1, "here", tuple(dict.fromkeys([*found, *others])))
         names = frozenset(self.state.nodes) if arguments else frozenset[str]()
-        return Survey(inventories, frozenset(silent), names)
+        return Survey(inventories, frozenset(silent), frozenset(coming), names)
 
     def kinds(self, node_id: str) -> list[str]:
         """Return the kinds of a node's events in order."""

@@ -364,3 +364,23 @@ def test_foreign_and_unknown_claims_are_typed_errors_and_change_nothing() -> Non
     world.end(two)
     world.end(one)
     assert world.state.locks.is_idle
+
+
+def test_a_host_that_goes_before_a_body_that_did_not_stop_is_settled_is_the_proof_that_it_is_gone() -> None:
+    world = ClaimWorld(auto_hosts=False, max_shared=8)
+    turn = world.open_turn()
+    for host in list(world.to_spawn):
+        world.host_ready(host)
+    stuck, other = world.delegate(turn, 2)
+    host = world.node(stuck).host_id
+    assert world.node(other).host_id == host
+    world.claim(stuck, "w:a")
+    child = world.run(stuck, pool="actor")
+    world.settle_hosts()
+    world.cancel(stuck, grace_s=1.0)
+    world.advance(1.1)
+    assert world.node(stuck).report == "stuck", "what is below it has not ended"
+    world.host_gone(host)
+    world.unwind(child)
+    assert world.outcome(stuck) is Outcome.CANCELLED
+    assert world.state.locks.claims() == ()

@@ -228,3 +228,17 @@ def test_another_word_for_a_failure_is_refused() -> None:
     w = ConversationWorld()
     w.open_turn(on_failure="explode")
     assert "on_failure must be one of continue, stop" in str(w.last.error)
+
+
+def test_a_run_that_no_host_could_be_started_for_stops_its_siblings_in_the_same_step() -> None:
+    w = ConversationWorld(auto_hosts=False)
+    turn = w.open_turn(on_failure="stop")
+    w.settle_hosts()
+    sibling = w.run(turn)
+    w.to_spawn.clear()
+    assert w.node(sibling).started_at is not None
+    hopeless = w.run(turn, pool="actor")
+    while w.outcome(hopeless) is None:
+        w.host_gone(w.to_spawn.pop(0), "it did not start")
+    assert w.outcome(hopeless) is Outcome.FAILED
+    assert w.cause(sibling).kind is CauseKind.PARENT_FAILED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from remit.coordinator.evolve import evolve
 from remit.coordinator.recovering import Survey
 from remit.coordinator.state import NodeState
 from remit.core.cause import CauseKind
@@ -229,6 +230,8 @@ def test_a_host_that_does_not_answer_is_killed_and_its_runs_wait_for_the_proof()
     world.restart(world.survey(silent=[host]))
     assert world.to_kill == [host]
     assert (world.outcome(run), world.holders) == (None, [run])
+    for other in world.state.hosts.keys() - {host}:
+        world.host_ready(other)
     world.host_gone(host, "killed")
     assert (world.node(run).attempt, world.node(run).state) == (2, NodeState.RUNNING)
     assert world.holders == []
@@ -253,8 +256,23 @@ def test_a_host_that_was_to_be_killed_is_killed_by_the_next_life() -> None:
 def test_a_host_that_came_up_while_nobody_listened_is_used() -> None:
     world = World(auto_hosts=False)
     run = world.run(world.open_turn())
+    hosts = list(world.to_spawn)
     world.restart(world.survey())
+    assert (world.to_spawn, world.to_kill, list(world.state.hosts)) == ([], [], hosts)
+    assert world.node(run).state is NodeState.QUEUED
+    world.host_ready(hosts[-1])
     assert world.node(run).state is NodeState.RUNNING
+
+
+def test_a_host_that_comes_up_on_a_node_that_was_drained_meanwhile_gets_no_work() -> None:
+    world = World(auto_hosts=False)
+    run = world.run(world.open_turn())
+    hosts = list(world.to_spawn)
+    world.drain_node("n1")
+    world.restart(world.survey())
+    for host in hosts:
+        world.host_ready(host, "n1")
+    assert world.node(run).state is NodeState.QUEUED
 
 
 def test_hosts_that_were_asked_for_and_are_not_there_count_as_no_failure() -> None:
@@ -309,6 +327,74 @@ def test_claims_stay_with_a_run_that_goes_on_and_end_with_one_that_is_gone() -> 
     assert (world.holders, world.waiters) == ([one], [two])
     world.advance(51.0)
     assert world.waiters == []
+
+
+@pytest.mark.requirement("F6")
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_program_that_the_next_attempt_has_found_again_and_seen_end_holds_no_claims(restart: bool) -> None:
+    world = ClaimWorld()
+    turn = world.open_turn()
+    run = world.run(turn, retries=1)
+    world.claim(run, "w:a")
+    world.report(world.node(run).host_id, process(run, 1, 77))
+    world.host_gone(world.node(run).host_id)
+    assert (world.node(run).attempt, world.owners(ClaimState.QUARANTINED)) == (2, [run])
+    world.report(world.node(run).host_id, process(run, 2, 77))
+    assert world.owners(ClaimState.QUARANTINED) == [run], "it is at work"
+    if restart:
+        world.restart(world.survey())
+    world.report(world.node(run).host_id, process(run, 2, 77, ended=True))
+    assert world.state.locks.claims() == ()
+    world.end(run)
+    assert world.swept == []
+
+
+def test_what_an_earlier_version_left_in_quarantine_without_a_program_is_free_after_a_restart() -> None:
+    world = ClaimWorld()
+    run = world.run(world.open_turn(), retries=1)
+    world.claim(run, "w:a")
+    world.report(world.node(run).host_id, process(run, 1, 77))
+    world.host_gone(world.node(run).host_id)
+    # As it was journalled before the end of a program was looked at.
+    ended = ProcessEnded(node_id=run, turn_id=world.node(run).turn_id, at=world.now, pid=77)
+    world.events.append(ended)
+    for state in (world.state, world.folded):
+        evolve(state, ended)
+    world.restart(world.survey())
+    assert world.state.locks.claims() == ()
+
+
+def test_a_witness_that_saw_the_program_of_an_earlier_attempt_end_frees_its_claims() -> None:
+    world = ClaimWorld()
+    run = world.run(world.open_turn(), retries=1, retry_delay_s=60.0)
+    world.claim(run, "w:a")
+    world.report(world.node(run).host_id, process(run, 1, 77))
+    world.host_gone(world.node(run).host_id)
+    assert world.owners(ClaimState.QUARANTINED) == [run]
+    found = world.survey()
+    world.restart(Survey(found.hosts, startable=found.startable, programs_gone={run: frozenset({77})}))
+    assert world.state.locks.claims() == ()
+
+
+@pytest.mark.requirement("F6")
+def test_programs_that_could_not_be_ended_are_ended_again_until_they_are_gone() -> None:
+    world = ClaimWorld()
+    run = world.run(world.open_turn())
+    world.claim(run, "w:a")
+    world.report(world.node(run).host_id, process(run, 1, 77))
+    world.host_gone(world.node(run).host_id)
+    assert world.swept == [(run, 77)]
+    for times, wait_s in enumerate((1.0, 2.0, 4.0), 2):
+        world.process_swept(run, 77, gone=False)
+        world.advance(wait_s - 0.1)
+        assert len(world.swept) == times - 1
+        world.advance(0.2)
+        assert world.swept == [(run, 77)] * times
+    assert world.owners(ClaimState.QUARANTINED) == [run]
+    world.process_swept(run, 77)
+    assert world.state.locks.claims() == ()
+    world.advance(1000.0)
+    assert len(world.swept) == 4
 
 
 @pytest.mark.requirement("F6")

@@ -9,6 +9,7 @@ import pytest
 
 from remit.agents import RunContext, RunOptions, agent
 from remit.agents.client import ClientSession
+from remit.coordinator import dispatch
 from remit.coordinator.engine import ClusterNode
 from remit.coordinator.transaction import Settings
 from remit.core import CauseKind, Outcome, RunLost, TurnCancelled
@@ -228,6 +229,49 @@ async def test_a_host_that_does_not_answer_is_ended_and_its_runs_are_settled(tmp
         await w.stage.until_noted("attempt 2")
         w.stage.open_gate("go")
         assert await run.result() == 2
+
+
+@pytest.mark.parametrize("lives", [True, False])
+@in_loop
+async def test_a_host_that_an_earlier_life_asked_for_is_taken_in_when_it_answers(lives: bool, tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.system.shut("hello")
+        earlier = dict(w.system.engine.hosts)
+        for host in earlier.values():
+            host.kill()
+        async with w.coordinator.turn("t") as turn:
+            run = await turn.delegate(bodies.give, value=7)
+            await await_until(lambda: w.system.engine.hosts.keys() - earlier.keys())
+            await crashed(w)
+            asked_for = w.system.engine.hosts.keys() - earlier.keys()
+            for host_id in asked_for if not lives else ():
+                w.system.engine.hosts[host_id].kill()
+            await restarted(w)
+            assert await run.result() == 7
+        ready = {event.node_id for event in w.events("host_ready")}
+        assert ready & asked_for == (asked_for if lives else set())
+
+
+@pytest.mark.requirement("F6")
+@in_loop
+async def test_programs_of_what_is_over_are_ended_by_the_next_life_until_they_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_AGAIN_S", 0.01)
+    async with world(tmp_path) as w, w.coordinator.turn("t") as turn:
+        over = await turn.delegate(bodies.give, value=1)
+        await over.result()
+        live = await turn.delegate(where)
+        await w.stage.until_noted("attempt 1")
+        engine = w.system.engine
+        engine.owners = frozenset({over.id, live.id, turn.id, "run_forgotten"})
+        engine.sweeps_succeed = False
+        await restarted(w)
+        await await_until(lambda: min(engine.swept_owners.count(name) for name in (over.id, "run_forgotten")) >= 3)
+        engine.sweeps_succeed = True
+        assert set(engine.swept_owners) == {over.id, "run_forgotten"}
+        w.stage.open_gate("go")
+        assert await live.result() == 1
 
 
 @in_loop

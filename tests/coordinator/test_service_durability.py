@@ -73,6 +73,9 @@ class _Engine:
     async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
         return {}
 
+    async def program_owners(self) -> frozenset[str]:
+        return frozenset()
+
     def vouch(self) -> None: ...
 
     def release_programs(self) -> None: ...
@@ -355,5 +358,5 @@ async def test_a_turn_that_waits_for_the_disk_is_not_forgotten() -> None:
     await bench.settle()
     bench.journal.release()
     await finished
-    reply: PollReply = await bench.ask("poll", ("client_1", 0, 0.0))
+    reply: PollReply = await bench.ask("poll", ("client_1", 0, 0.0, bench.journal.epoch))
     assert [notice.node_id for notice in reply.notices if isinstance(notice, EndedNotice)] == [turn]

@@ -19,6 +19,7 @@ class Hosts:
     def __init__(self, **manners: str) -> None:
         self.manners = manners
         self.asked: list[tuple[str, int]] = []
+        self.given_up: list[str] = []
         self.told: dict[str, Callable[[str], None]] = {}
 
     async def find(self, host_id: str, on_gone: Callable[[str], None]) -> object:
@@ -32,7 +33,10 @@ class Hosts:
             async def inventory(self, epoch: int) -> HostInventory:
                 hosts.asked.append((host_id, epoch))
                 if manner == "mute":
-                    await asyncio.Event().wait()
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        hosts.given_up.append(host_id)
                 if manner == "refuses":
                     raise CoordinatorUnavailable("no")
                 return HostInventory(host_id, 7, "here")
@@ -42,7 +46,7 @@ class Hosts:
 
 def state_with(*hosts: str) -> WorkspaceState:
     state = WorkspaceState()
-    state.hosts = {name: HostState(name) for name in hosts}
+    state.hosts = {name: HostState(name, ready=name != "young") for name in hosts}
     node = Node("run_1", "turn_1", "turn_1", 0.0)
     node.depth = 1
     node.processes = {77: ProcessState(77, 1.0, "here", "sleep")}
@@ -66,6 +70,7 @@ async def survey(hosts: Hosts, state: WorkspaceState, witness: object = None) ->
         frozenset({"mute", "refuses"}),
         frozenset({"run_1"}),
     )
+    assert found.coming == state.hosts.keys() & {"young"}
     return found.programs_gone, links.keys()
 
 
@@ -75,6 +80,28 @@ async def test_each_host_is_asked_once_and_the_mute_hold_nobody_up() -> None:
     gone, links = await survey(hosts, state_with("good", "mute", "refuses", "lost"))
     assert sorted(hosts.asked) == [("good", 3), ("mute", 3), ("refuses", 3)]
     assert (set(links), set(hosts.told), gone) == ({"good", "mute", "refuses"},) * 2 + ({},)
+
+
+@in_loop
+async def test_nobody_waits_for_a_host_that_has_not_come_up() -> None:
+    hosts = Hosts(good="answers", mute="mute", refuses="refuses", young="mute")
+    _, links = await survey(hosts, state_with("good", "mute", "refuses", "young"))
+    assert "young" not in dict(hosts.asked)
+    assert {"young"} < set(links) & set(hosts.told), "whoever begins this life hears of its death"
+
+
+@in_loop
+async def test_hosts_and_the_witness_are_asked_at_the_same_time() -> None:
+    hosts = Hosts(good="answers", mute="mute", refuses="refuses")
+    asked = asyncio.Event()
+
+    async def saw(runs: Collection[Node]) -> Mapping[str, frozenset[int]]:
+        if not hosts.given_up:
+            asked.set()
+        return {}
+
+    await survey(hosts, state_with("good", "mute", "refuses"), saw)
+    assert asked.is_set()
 
 
 @in_loop

@@ -30,6 +30,19 @@ def test_what_a_dead_owner_left_in_the_foreground_ends_and_the_background_goes_o
     assert views[behind.job] == "running"
 
 
+def test_owners_are_those_whose_foreground_programs_of_this_workspace_run(node: Node, tmp_path: Path) -> None:
+    scope = scope_of(tmp_path)
+    programs = Programs(tmp_path, state_dir=node.directory)
+    mine = node.run("sleep", "1000", scope=scope)
+    node.run("sleep", "1000", scope=scope, run="", turn="turn_9")
+    node.run("sleep", "1000", scope=scope, run="run_behind", background=True)
+    node.run("sleep", "1000", scope=scope, run="", turn="")
+    node.run("sleep", "1000", run="run_foreign")
+    assert programs.owners() == {node.run_id, "turn_9"}
+    node.client.stop(scope=scope, job=mine.job)
+    assert programs.owners() == {"turn_9"}
+
+
 @pytest.mark.requirement("C33")
 def test_only_the_machine_that_holds_a_program_proves_its_end(node: Node, tmp_path: Path) -> None:
     """A daemon that knows nothing of a run says nothing of it; neither does one whose program still runs."""
@@ -80,6 +93,7 @@ def test_where_nothing_was_ever_started_no_daemon_is(tmp_path: Path) -> None:
     programs = Programs(tmp_path, state_dir=tmp_path / "state")
     assert programs.end("run_1").gone
     assert programs.gone(["run_1"]) == {}
+    assert programs.owners() == frozenset()
     programs.vouch()
     programs.release()
     assert not (tmp_path / "state").exists()

@@ -34,7 +34,7 @@ if [ -s "$file" ]; then
     [ "$(start_of "$pid")" = "$start" ] && echo "$3 came in while $name ($pid) was inside $1" >> "$CHAOS_HOME/overlaps"
 fi
 echo "$$ $(start_of $$) $3" > "$file"
-echo "$3 $4" >> "$CHAOS_HOME/started"
+echo "$REMIT_CHAOS_KEY" >> "$CHAOS_HOME/started"
 (trap '' TERM; exec setsid sleep 300) &
 sleep "$2"
 """
@@ -44,8 +44,18 @@ sleep "$2"
 async def work(ctx: RunContext, home: str, path: int, for_s: float) -> int | None:
     """Hold one path and run a program in it."""
     async with ctx.claim(write(f"path{path}")):
-        argv = ["sh", "-c", _SCRIPT, "work", str(path), f"{for_s:.2f}", ctx.run_id, str(ctx.attempt)]
-        return (await ctx.process(argv, env={MARK: home}, grace_s=0.2)).exit_code
+        argv = ["sh", "-c", _SCRIPT, "work", str(path), f"{for_s:.2f}", ctx.run_id]
+        # What its key is made of, beside the command, which is the run's own: an attempt that
+        # goes on with an earlier one's programs has the same. No part of the command itself.
+        key = f"{ctx.run_id} {ctx.tool_lineage()}"
+        return (await ctx.process(argv, env={MARK: home, "REMIT_CHAOS_KEY": key}, grace_s=0.2)).exit_code
+
+
+@agent
+async def last(ctx: RunContext, home: str) -> None:
+    """Hold a path of its own and run a program that does not end: whoever is over must have it ended."""
+    async with ctx.claim(write(f"own/{ctx.run_id}")):
+        await ctx.process(["sleep", "300"], env={MARK: home}, grace_s=0.2)
 
 
 work_alone = agent(name="work_alone", isolation="actor")(work.fn)
@@ -71,12 +81,17 @@ async def _turn(turn: Turn, home: str, chance: random.Random) -> None:
     runs += await turn.delegate_many(branch, seeds, options=options)
     if chance.random() < 0.1:
         runs.append(await turn.delegate(work_alone, **_piece(home, chance)))
-    if chance.random() < 0.2:
-        await turn.process(["sleep", "0.3"], env={MARK: home}, grace_s=0.2)
+    lasting = await turn.delegate_many(last, [{"home": home}] * 2, options=RunOptions(retries=chance.choice((0, 1))))
+    if chance.random() < 0.3:
+        # Until the end of the turn, or of whoever holds it.
+        await turn.start_process(["sleep", "300"], env={MARK: home}, grace_s=0.2)
     if chance.random() < 0.2:
         await turn.sleep(chance.uniform(0.0, 1.0))
         await turn.cancel("enough")
     await turn.gather(*runs, return_outcomes=True)
+    for run in lasting:
+        await run.cancel("no more of it")
+    await turn.gather(*lasting, return_outcomes=True)
 
 
 async def _client(workspace: str, home: str, seed: int) -> None:

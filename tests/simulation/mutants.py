@@ -17,6 +17,8 @@ from remit.core.messages import AnswerApproval, DelegateRequest, ReportBatch, Re
 from remit.core.outcome import Outcome
 from remit.testing.simulation import shell
 from remit.testing.simulation.dispatch import DispatchModel
+from remit.testing.simulation.host import HostModel
+from remit.testing.simulation.shell import CoordinatorModel
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -117,6 +119,20 @@ def a_start_not_sent_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovering, "_start_again", _nothing)
 
 
+def a_cancel_not_sent_again(patch: pytest.MonkeyPatch) -> None:
+    """Cancels of the life before are left to those who may have heard of them."""
+    patch.setattr(recovering, "_cancel_again", _nothing)
+
+
+def orders_of_earlier_lives_taken(patch: pytest.MonkeyPatch) -> None:
+    """A host does what it is told, whichever life says so."""
+
+    def refuses(self: HostModel, epoch: int) -> bool:
+        return self.is_dead
+
+    patch.setattr(HostModel, "_refuses", refuses)
+
+
 def an_approval_left_open(patch: pytest.MonkeyPatch) -> None:
     """A cancel leaves what is asked below it to people."""
     patch.setattr(stopping, "cancel_approvals", _nothing)
@@ -146,6 +162,27 @@ def a_failure_that_stops_nobody(patch: pytest.MonkeyPatch) -> None:
 def programs_of_a_dead_host_left_behind(patch: pytest.MonkeyPatch) -> None:
     """Nobody ends what the bodies of a dead host had started."""
     patch.setattr(DispatchModel, "end_programs", _nothing)
+
+
+def programs_of_an_earlier_life_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """Nobody ends what was to be ended when the life before ended itself."""
+    patch.setattr(CoordinatorModel, "_end_strays", _nothing)
+
+
+def programs_that_could_not_be_ended_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """What could not be ended is not tried again."""
+    original = Timers.add
+
+    def add(self: Timers, due: float, kind: str, node_id: str, number: int = 0) -> None:
+        if kind != "sweep":
+            original(self, due, kind, node_id, number)
+
+    patch.setattr(Timers, "add", add)
+
+
+def a_quarantine_without_a_program(patch: pytest.MonkeyPatch) -> None:
+    """The end of a program that an earlier attempt had started frees nothing."""
+    patch.setattr(decider, "clear_if_gone", _nothing)
 
 
 def a_retry_after_a_cancel(patch: pytest.MonkeyPatch) -> None:
@@ -215,11 +252,16 @@ MUTANTS: tuple[Mutant, ...] = (
     a_cancel_order_not_sent,
     an_accepted_run_forgotten_at_recovery,
     a_start_not_sent_again,
+    a_cancel_not_sent_again,
+    orders_of_earlier_lives_taken,
     an_approval_left_open,
     a_second_answer_taken,
     a_budget_that_stops_nothing,
     a_failure_that_stops_nobody,
     programs_of_a_dead_host_left_behind,
+    programs_of_an_earlier_life_left_behind,
+    programs_that_could_not_be_ended_forgotten,
+    a_quarantine_without_a_program,
     a_retry_after_a_cancel,
     an_escalation_forgotten,
     a_quiet_not_announced,
@@ -234,6 +276,9 @@ SHY_MUTANTS: tuple[Mutant, ...] = (
     a_cause_overwritten,
     an_accepted_run_forgotten_at_recovery,
     a_start_not_sent_again,
+    programs_of_an_earlier_life_left_behind,
+    programs_that_could_not_be_ended_forgotten,
+    a_quarantine_without_a_program,
     a_retry_forgotten,
 )
 """Those that take more than a few seeds to show."""

@@ -113,7 +113,7 @@ def test_seeds_reach_what_they_are_meant_to_reach() -> None:
         "spent",
         *(
             f"fault: {kind}"
-            for kind in ("coordinator", "host", "zombie", "client", "partition", "disk", "close", "drain")
+            for kind in ("coordinator", "late", "host", "zombie", "client", "partition", "disk", "close", "drain")
         ),
     }
     for seed in range(SEEDS):

@@ -383,7 +383,8 @@ class ClientSession:
 
     def _poll(self, ack: int) -> PollReply:
         poll_s = self.opened.poll_s
-        reply: PollReply = self.request_blocking("poll", (self.client_id, ack, poll_s), poll_s + _CALL_MARGIN_S)
+        request = (self.client_id, ack, poll_s, self.opened.epoch)
+        reply: PollReply = self.request_blocking("poll", request, poll_s + _CALL_MARGIN_S)
         return reply
 
     def _open_again(self) -> None:

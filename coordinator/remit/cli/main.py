@@ -112,7 +112,7 @@ def _run(
     from remit.cli.display import choose_display
     from remit.cli.job import load_job
     from remit.cli.running import run_turn
-    from remit.coordinator.api import resolve_workspace
+    from remit.coordinator.workspace import resolve_workspace
 
     root = resolve_workspace(workspace)
     job = load_job(target, workspace=root, arguments=arguments, pairs=pairs, name=name)

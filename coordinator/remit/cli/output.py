@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from itertools import groupby
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from remit.agents.payload import decode
-from remit.agents.runs import CancelReceipt
 from remit.cli.lines import Line, duration
-from remit.processes import CommandResult
+
+if TYPE_CHECKING:
+    from remit.agents.runs import CancelReceipt
 
 __all__ = ["print_json", "print_lines", "program_output", "receipt_dict", "receipt_lines", "result_value"]
 
@@ -41,6 +41,10 @@ def result_value(blob: bytes | None) -> Any:
     """
     if blob is None:
         return None
+    # Listing things needs neither, and they cost more than that.
+    from remit.agents.payload import decode
+    from remit.processes import CommandResult
+
     try:
         value = decode(blob)
     except Exception as error:  # unpickling runs user code: anything may come out

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from remit.coordinator.api import resolve_workspace
 from remit.coordinator.folding import fold_journal, past_turn
 from remit.coordinator.state import Node, WorkspaceState
+from remit.coordinator.workspace import resolve_workspace
 from remit.core.errors import NotFound
 from remit.journal import JournalReader, journal_exists, journal_location, open_reader
 

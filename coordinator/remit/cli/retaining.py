@@ -9,8 +9,8 @@ from pathlib import Path
 
 from remit.cli.lines import Line
 from remit.cli.output import print_json, print_lines
-from remit.coordinator.api import resolve_workspace
 from remit.coordinator.retention import Collected, collect
+from remit.coordinator.workspace import resolve_workspace
 from remit.core.errors import InvalidArgument
 from remit.journal import choose_journal, journal_exists, journal_location, open_reader
 

@@ -15,6 +15,7 @@ from remit.agents.link import Link
 from remit.agents.runs import CancelReceipt, request_cancel
 from remit.coordinator.turn import Turn
 from remit.coordinator.views import NodeView, TreeView
+from remit.coordinator.workspace import resolve_workspace
 from remit.core.approvals import ApprovalRule, policy_rules
 from remit.core.cause import CauseKind
 from remit.core.errors import CoordinatorClosing, CoordinatorUnavailable, InvalidArgument
@@ -24,26 +25,7 @@ from remit.core.records import ApprovalRecord, SessionView, TurnRecord
 from remit.core.wellformed import check_message, check_number
 from remit.locks import ClaimView
 
-__all__ = ["Coordinator", "resolve_workspace"]
-
-
-def resolve_workspace(workspace: str | Path) -> str:
-    """Return the absolute, real path of a workspace.
-
-    Raises:
-        InvalidArgument: it is not a folder that can be read and written.
-    """
-    path = Path(workspace).expanduser()
-    if not path.exists():
-        raise InvalidArgument(f"workspace {str(workspace)!r} does not exist; make the folder first")
-    if not path.is_dir():
-        raise InvalidArgument(f"workspace {str(workspace)!r} is not a folder")
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise InvalidArgument(
-            f"workspace {str(workspace)!r} cannot be read and written by this user; "
-            "its journal lives in it: change its rights or choose another"
-        )
-    return str(path.resolve())
+__all__ = ["Coordinator"]
 
 
 class Coordinator:

@@ -285,6 +285,18 @@ def clear_swept(tx: Transaction, node_id: str) -> None:
         clear_claims(tx, node_id)
 
 
+def clear_if_gone(tx: Transaction, node: Node) -> None:
+    """Free what is quarantined for a node once no program is left that could still write there.
+
+    For programs that were seen to end otherwise than by a sweep: by a next attempt
+    that had found them again, or by a witness.
+    """
+    if tx.state.locks.concerns(node.id) and not (node.old_processes or node.processes):
+        quarantined = any(view.state is ClaimState.QUARANTINED for view in tx.state.locks.claims(node.id))
+        if quarantined and not _may_be_at_work(tx, node):
+            clear_claims(tx, node.id)
+
+
 def _may_be_at_work(tx: Transaction, node: Node) -> bool:
     """Tell whether a body that was given up on may be on its host still: the end of the host is the proof then."""
     return node.is_ended and node.unconfirmed and node.host_id in tx.state.hosts
@@ -301,6 +313,7 @@ def start_sweeps(tx: Transaction) -> None:
     for node in _quarantined(tx):
         if not node.is_ended:
             _sweep_once(tx, node, _left_behind(node))
+        clear_if_gone(tx, node)
 
 
 def _left_behind(node: Node) -> list[ProcessState]:

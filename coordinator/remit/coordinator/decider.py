@@ -22,6 +22,7 @@ from remit.coordinator.claiming import (
     check_claim,
     clear_claims,
     clear_host,
+    clear_if_gone,
     clear_swept,
     expire_claim,
     give_up_claim,
@@ -31,11 +32,11 @@ from remit.coordinator.claiming import (
 from remit.coordinator.conversation import forget_turns
 from remit.coordinator.moving import drain_node, leave_drained_node, undo_drain
 from remit.coordinator.noting import stop_after_failures
-from remit.coordinator.placement import let_idle_hosts_go, pump
+from remit.coordinator.placement import fail_hopeless, let_idle_hosts_go, pump
 from remit.coordinator.recovering import Survey, missing_hosts, note_programs, recover, unstartable_runs
 from remit.coordinator.settling import claim_start, settle, settle_report
 from remit.coordinator.spending import take_report, take_total
-from remit.coordinator.state import Node, NodeState, WorkspaceState
+from remit.coordinator.state import Node, NodeState, ProcessState, WorkspaceState
 from remit.coordinator.stopping import (
     cancel,
     cancel_children,
@@ -86,6 +87,9 @@ from remit.processes.gitlocks import Aftermath
 
 __all__ = ["Decider", "Decision"]
 
+_SWEEP_AGAIN_S = 1.0
+"""Seconds until programs that could not be ended are ended again; twice as long each time."""
+_SWEEP_AGAIN_MOST_S = 300.0
 _REFUSALS = 1_000
 """Refused turns and delegations that are remembered; copies arrive within seconds or never."""
 _PAST_TURNS = 10_000
@@ -132,7 +136,10 @@ class Decider:
         self._unstartable: set[str] = set()
         self._refused: dict[str, RemitError | TurnCancelled] = {}
         """Request (see `_name_of`) -> why it was refused: a late copy of the request hears the same."""
-        self._sweeping: dict[str, set[int]] = {}
+        self._sweeping: dict[str, dict[int, ProcessState]] = {}
+        """Run or turn -> its programs that somebody was asked to end, without a proof so far."""
+        self._failed_sweeps: dict[tuple[str, int], int] = {}
+        """(Run or turn, process id) -> how often it could not be ended."""
         self._begun: Transaction | None = None
         """The decision that is being made."""
 
@@ -171,11 +178,13 @@ class Decider:
         claim: ClaimAnswer | None = None,
         value: object = None,
     ) -> Decision:
+        if tx.state.spawn_failures:
+            fail_hopeless(tx)
         if tx.state.fail_fast:
             stop_after_failures(tx)
         pump(tx)
         for run_id, process in tx.effects.sweep:
-            self._sweeping.setdefault(run_id, set()).add(process.pid)
+            self._sweeping.setdefault(run_id, {})[process.pid] = process
         self._begun = None
         return Decision(tx.events, tx.effects, answer, error, claim, value=value)
 
@@ -304,16 +313,23 @@ class Decider:
         return self._finish(tx)
 
     def swept(self, run_id: str, pid: int, now: float, *, gone: bool, aftermath: Aftermath | None = None) -> Decision:
-        """A process that a dead host had left is gone, or could not be ended; and what it had left."""
+        """A process that a dead host had left is gone, with what it had left behind; or it is tried again."""
         tx = self._begin(now)
         if aftermath is not None:
             note_git_locks(tx, run_id, aftermath.removed, aftermath.left)
-        left = self._sweeping.get(run_id)
-        if left is not None and gone:
-            left.discard(pid)
+        left = self._sweeping.get(run_id, {})
+        if pid in left and gone:
+            del left[pid]
+            self._failed_sweeps.pop((run_id, pid), None)
             if not left:
                 del self._sweeping[run_id]
                 clear_swept(tx, run_id)
+        elif pid in left:
+            # Whoever ends programs may have died over it.
+            failed = self._failed_sweeps.get((run_id, pid), 0)
+            self._failed_sweeps[run_id, pid] = failed + 1
+            wait_s = min(_SWEEP_AGAIN_S * 2.0 ** min(failed, 16), _SWEEP_AGAIN_MOST_S)
+            tx.timers.add(now + wait_s, "sweep", run_id, pid)
         return self._finish(tx)
 
     def client_gone(self, client_id: str, reason: str, now: float) -> Decision:
@@ -503,6 +519,7 @@ class Decider:
             )
         )
         note_git_locks(tx, node.id, item.git_locks_removed, item.git_locks_left)
+        clear_if_gone(tx, node)
 
     def tick(self, now: float) -> Decision:
         """Do what is due: deadlines, attempt time-outs, escalations, retries, idle hosts."""
@@ -516,6 +533,10 @@ class Decider:
                 continue
             if timer.kind == "approval":
                 expire_approval(tx, timer.node_id)
+                continue
+            if timer.kind == "sweep":
+                process = self._sweeping.get(timer.node_id, {}).get(timer.number)
+                tx.effects.sweep.extend([] if process is None else [(timer.node_id, process)])
                 continue
             node = self.state.nodes.get(timer.node_id)
             if node is None:
@@ -562,8 +583,12 @@ class Decider:
             return []
         live = {n.turn_id for n in self.state.nodes.values() if not n.is_ended}
         doomed -= live
-        # What is quarantined is shown with its owner.
-        doomed -= {self.state.nodes[name].turn_id for name in self.state.locks.owners() if name in self.state.nodes}
+        # What is quarantined is shown with its owner. And the end of a host, or of programs, is the
+        # proof for bodies that were given up on: whatever these have started is ended by their names.
+        names = {*self.state.locks.owners(), *self._sweeping}
+        doomed -= {self.state.nodes[name].turn_id for name in names if name in self.state.nodes}
+        hosts = self.state.hosts
+        doomed -= {n.turn_id for n in self.state.nodes.values() if n.unconfirmed and n.host_id in hosts}
         gone = [name for name, node in self.state.nodes.items() if node.turn_id in doomed]
         for name in gone:
             del self.state.nodes[name]

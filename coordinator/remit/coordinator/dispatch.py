@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from remit.coordinator.recovering import Survey
 from remit.coordinator.state import Node, ProcessState, WorkspaceState
 from remit.coordinator.survey import ProgramWitness, take_survey
 from remit.coordinator.transaction import Effects
+from remit.core.errors import RemitError
 from remit.core.messages import (
     DelegateRequest,
     EndedNotice,
@@ -38,6 +39,11 @@ __all__ = ["Dispatcher", "HostEvents"]
 
 logger = logging.getLogger("remit.coordinator")
 
+_COME_UP_S = 120.0
+"""Seconds that a host of an earlier life has to come up, as long as one that is started now."""
+_AGAIN_S = 1.0
+"""Seconds until what could not be ended is ended again; twice as long each time."""
+_AGAIN_MOST_S = 300.0
 _FLUSH_S = 1.0
 """Seconds that hosts have to hand on spans before they are ended."""
 
@@ -95,6 +101,8 @@ class Dispatcher:
         self._spool = spool
         self._early_deaths: list[tuple[str, str]] | None = []
         """Hosts that died before this life has decided anything; None from then on."""
+        self._coming: frozenset[str] = frozenset()
+        """Hosts that an earlier life had asked for and that had not come up."""
         self.messages = {"starts": 0, "orders": 0, "reports": 0}
         """Messages to and from hosts since this life began, by what they carry."""
 
@@ -143,6 +151,7 @@ class Dispatcher:
             on_gone=self._teller,
             witness=witness,
         )
+        self._coming = survey.coming
         return survey
 
     def begin(self) -> None:
@@ -150,6 +159,27 @@ class Dispatcher:
         early, self._early_deaths = self._early_deaths or [], None
         for host_id, reason in early:
             self._gone(host_id, reason)
+        for host_id in self._coming & self._links.keys():
+            self._in_background(self._welcome(host_id, self._links[host_id]))
+        self._in_background(self._end_strays())
+
+    async def _end_strays(self) -> None:
+        """End the programs of what is over: the lives before may have died before they had that done."""
+        failed = 0
+        while not self._abandoned:
+            try:
+                owners = await self._engine.program_owners()
+            except RemitError as error:
+                logger.warning("nobody says of whom programs run here: %s", error)
+                await asyncio.sleep(_again_s(failed))
+                failed += 1
+                continue
+            # Looked at after the programs: whoever has one was accepted before it was started.
+            for owner in owners:
+                node = self._state.nodes.get(owner)
+                if node is None or node.is_ended:
+                    self._end_programs("", owner)
+            return
 
     def _teller(self, host_id: str) -> Callable[[str], None]:
         """Return what an engine calls, from any thread, when a host dies."""
@@ -182,13 +212,11 @@ class Dispatcher:
         for host_id, run_ids in effects.starts.items():
             self._start(host_id, run_ids)
         for host_id in effects.spawn:
-            task = self._loop.create_task(self._spawn(host_id))
-            self._spawning.add(task)
-            task.add_done_callback(self._spawning.discard)
+            self._in_background(self._spawn(host_id))
         for run_id, process in effects.sweep:
             self._sweep(run_id, process)
         for machine, node_id in effects.orphans:
-            self._engine.sweep(node_id, 0, 0.0, machine, _no_matter)
+            self._end_programs(machine, node_id)
         for host_id, reason in effects.kill:
             self._kill(host_id, reason)
         self._notify(effects, payloads)
@@ -280,6 +308,19 @@ class Dispatcher:
             return
         self._events.host_ready(host_id, link.pid, link.machine, link.node)
 
+    async def _welcome(self, host_id: str, link: HostLink) -> None:
+        """Take in a host that an earlier life has asked for, once it answers."""
+        try:
+            found = await asyncio.wait_for(link.inventory(self._epoch), _COME_UP_S)
+        except Exception as error:  # any way a host can fail to come up; whoever watches it tells of its death
+            logger.warning("host %s, which an earlier life asked for, did not come up: %r", host_id, error)
+            await self._engine.kill(host_id)
+            return
+        if host_id not in self._state.hosts or self._abandoned:
+            await self._engine.kill(host_id)
+            return
+        self._events.host_ready(host_id, found.pid, found.machine, found.node)
+
     def _gone(self, host_id: str, reason: str) -> None:
         if self._early_deaths is not None:
             self._early_deaths.append((host_id, reason))
@@ -299,13 +340,33 @@ class Dispatcher:
         claimed = self._state.locks.kept_for(run_id)
         self._engine.sweep(run_id, process.pid, process.start_time, process.machine, done, claimed)
 
+    def _end_programs(self, machine: str, owner: str, failed: int = 0) -> None:
+        """End whatever there is of a run or turn; tried again until it is proven gone, since nobody waits for it."""
+        if self._abandoned:
+            return
+
+        def again() -> None:
+            self._loop.call_later(_again_s(failed), self._end_programs, machine, owner, failed + 1)
+
+        def done(swept: Swept) -> None:
+            try:
+                if not swept.gone:
+                    self._loop.call_soon_threadsafe(again)
+            except RuntimeError:
+                logger.debug("programs of %s were left after the loop was closed", owner)
+
+        self._engine.sweep(owner, 0, 0.0, machine, done)
+
     def _swept(self, run_id: str, pid: int, swept: Swept) -> None:
         if not self._abandoned:
             self._events.process_swept(run_id, pid, swept)
 
     def _kill(self, host_id: str, reason: str) -> None:
         logger.info("host %s is ended: %s", host_id, reason)
-        task = self._loop.create_task(self._engine.kill(host_id))
+        self._in_background(self._engine.kill(host_id))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._spawning.add(task)
         task.add_done_callback(self._spawning.discard)
 
@@ -367,5 +428,6 @@ class Dispatcher:
         )
 
 
-def _no_matter(swept: Swept) -> None:
-    """Take note of nothing: what was not known of has no claim that waits for its end."""
+def _again_s(failed: int) -> float:
+    """Return the seconds after which something is tried again that has failed so often before."""
+    return min(_AGAIN_S * 2.0 ** min(failed, 16), _AGAIN_MOST_S)

@@ -144,6 +144,14 @@ class Engine(Protocol):
         """Return which programs of these runs are proven gone: run -> process ids."""
         ...
 
+    async def program_owners(self) -> frozenset[str]:
+        """Return the runs, and the turns themselves, of which foreground programs run on this machine.
+
+        Raises:
+            RemitError: nobody says.
+        """
+        ...
+
     def vouch(self) -> None:
         """Say that the coordinator is there, to whoever ends the programs of those that are not. Returns at once."""
         ...

@@ -15,7 +15,7 @@ from remit.coordinator.state import HostState, Node, Pool
 from remit.coordinator.transaction import Transaction
 from remit.core.events import HostDraining, HostRequested, RunResumed, RunStarted
 
-__all__ = ["host_has_room", "let_idle_hosts_go", "pump"]
+__all__ = ["fail_hopeless", "host_has_room", "let_idle_hosts_go", "pump"]
 
 
 MAX_SPAWN_FAILURES = 3
@@ -24,8 +24,6 @@ MAX_SPAWN_FAILURES = 3
 
 def pump(tx: Transaction) -> None:
     """Start or resume whatever may go on now, and ask for hosts that are missing."""
-    if tx.state.spawn_failures:
-        _fail_hopeless(tx)
     missing: dict[tuple[str, str, Pool], int] = {}
     for pool in Pool:
         _resume(tx, pool)
@@ -33,8 +31,8 @@ def pump(tx: Transaction) -> None:
     _ask_for_hosts(tx, missing)
 
 
-def _fail_hopeless(tx: Transaction) -> None:
-    """Fail what waits for hosts that cannot be started, and say why."""
+def fail_hopeless(tx: Transaction) -> None:
+    """Fail what waits for hosts that cannot be started, and say why; before failures stop what is beside them."""
     for key, (count, reason) in tx.state.spawn_failures.items():
         if count < MAX_SPAWN_FAILURES:
             continue

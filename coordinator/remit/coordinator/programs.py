@@ -148,6 +148,19 @@ class Programs:
             logger.warning("nobody says what became of programs: %s", error)
         return {run: frozenset(pids) for run, pids in found.items()}
 
+    def owners(self) -> frozenset[str]:
+        """Return the runs, and the turns themselves, of which foreground programs run here; blocks.
+
+        Raises:
+            RemitError: there is no daemon, or it does not answer.
+        """
+        if not self._is_used():
+            return frozenset()
+        with self._client() as client:
+            views = client.list(scope=self._scope)
+        here = (view.run or view.turn for view in views if view.result is None and not view.background)
+        return frozenset(owner for owner in here if owner)
+
     def release(self) -> None:
         """End the lease in good order: what foreground programs there are stop; blocks, bounded."""
         if not self._is_used():

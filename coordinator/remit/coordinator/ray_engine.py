@@ -16,12 +16,14 @@ import hashlib
 import importlib
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 import ray as _ray
 from ray.exceptions import ActorDiedError, RayError
@@ -50,6 +52,8 @@ _MANY = 100_000
 """Parked calls an actor may hold: one poll a client, one watch a host."""
 _SWEEP_S = 60.0
 _SPAWN_TIMEOUT_S = 120.0
+_TERMINATED_S = 4.0
+"""Seconds that everything has to end in once a coordinator was sent SIGTERM; `ray stop` kills after sixteen."""
 _END_S = 5.0
 """Seconds that the bodies of a host have that ends itself."""
 
@@ -338,6 +342,10 @@ class RayEngine:
         """Ask the daemon of this machine."""
         return await asyncio.to_thread(self._programs.gone, runs)
 
+    async def program_owners(self) -> frozenset[str]:
+        """Ask the daemon of this machine."""
+        return await asyncio.to_thread(self._programs.owners)
+
     def vouch(self) -> None:
         """Tell the daemon of this machine that the coordinator is there."""
         self._programs.vouch()
@@ -383,12 +391,33 @@ async def _get(ref: Any) -> Any:
 class CoordinatorShell:
     """The actor around a `CoordinatorService`; begun by its first call."""
 
+    _life: Life | None = None
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make the object, and let it hear SIGTERM, which Ray would take for a reason to exit at once.
+
+        Ray does this in the main thread, the only one that may; it calls `__init__` in another.
+        """
+        shell = super().__new__(cls)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, shell._end_in_order)
+        return shell
+
     def __init__(self, workspace: str, settings: Settings, environment: Mapping[str, str]) -> None:
         os.environ.update(environment)
         self._workspace = workspace
         self._settings = settings
-        self._life: Life | None = None
         self._beginning: asyncio.Lock | None = None
+
+    def _end_in_order(self, number: int, frame: FrameType | None) -> None:
+        """Close the workspace: everything ends, its holders are told, and what is kept is kept whole."""
+        if self._life is None:
+            os._exit(0)
+        self._life.service.close_soon("SIGTERM", _TERMINATED_S)
+        # The last step is a call to Ray, which may be on its way down itself.
+        last = threading.Timer(2 * _TERMINATED_S, os._exit, (0,))
+        last.daemon = True
+        last.start()
 
     async def call(self, method: str, blob: bytes) -> bytes:
         """Carry out one request."""

@@ -13,6 +13,9 @@ The shell asks the hosts before this life begins and hands in what they said, as
 4. Its host is there and does not answer: it is killed, and its runs are settled
    when it is proven dead, not before: until then they keep their claims.
 
+A host that had not come up when the life before ended has never been sent anything.
+Nobody waits for it: it is taken in when it answers, as in any life.
+
 What had not begun waits on, with its place in line. What can never begin, because
 nobody has its arguments any more, is `lost`. A cancel that was accepted is ordered
 again: the order may never have left. A turn goes on if its holder comes back
@@ -34,7 +37,7 @@ from remit.coordinator.settling import attempt_cause, settle, settle_report
 from remit.coordinator.state import HostState, Node, NodeState
 from remit.coordinator.transaction import Transaction
 from remit.core.cause import Cause, CauseKind
-from remit.core.events import HostBecameReady, HostDraining, ProcessEnded
+from remit.core.events import HostDraining, ProcessEnded
 from remit.core.messages import CancelOrder, HostInventory, LiveAttempt, ReportEnded, ReportResume, ReportWaiting
 
 __all__ = ["Survey", "missing_hosts", "note_programs", "recover", "unstartable_runs"]
@@ -50,6 +53,8 @@ class Survey:
     """Hosts that answered, by id, and what they said."""
     silent: frozenset[str] = frozenset()
     """Hosts that are there and did not answer within the bound."""
+    coming: frozenset[str] = frozenset()
+    """Hosts that are there, had not come up in the life before, and were not asked."""
     startable: frozenset[str] = frozenset()
     """Runs whose agent and arguments are at hand, so that an attempt of them can be begun."""
     programs_gone: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
@@ -64,7 +69,8 @@ def unstartable_runs(tx: Transaction, survey: Survey) -> set[str]:
 
 def missing_hosts(tx: Transaction, survey: Survey) -> list[str]:
     """Return the hosts that were there in the life before and are not now."""
-    return [name for name in tx.state.hosts if name not in survey.hosts and name not in survey.silent]
+    there = survey.hosts.keys() | survey.silent | survey.coming
+    return [name for name in tx.state.hosts if name not in there]
 
 
 def recover(tx: Transaction, survey: Survey) -> list[ReportWaiting | ReportResume]:
@@ -77,10 +83,10 @@ def recover(tx: Transaction, survey: Survey) -> list[ReportWaiting | ReportResum
     asked: list[ReportWaiting | ReportResume] = []
     for host in list(tx.state.hosts.values()):
         inventory = survey.hosts.get(host.id)
-        if host.killed or inventory is None:
-            _end_host(tx, host)
-        else:
+        if inventory is not None and not host.killed:
             asked += _attach(tx, host, inventory)
+        elif host.id not in survey.coming:
+            _end_host(tx, host)
     _settle_rest(tx)
     _arm(tx)
     for node in list(tx.state.nodes.values()):
@@ -95,7 +101,8 @@ def note_programs(tx: Transaction, survey: Survey) -> None:
         node = tx.state.nodes.get(run_id)
         if node is None or node.is_ended:
             continue
-        for pid in sorted(pids & (node.processes or {}).keys()):
+        known = {**(node.old_processes or {}), **(node.processes or {})}
+        for pid in sorted(pids & known.keys()):
             tx.emit(ProcessEnded(node_id=run_id, turn_id=node.turn_id, at=tx.now, pid=pid))
 
 
@@ -108,17 +115,6 @@ def _end_host(tx: Transaction, host: HostState) -> None:
 
 
 def _attach(tx: Transaction, host: HostState, inventory: HostInventory) -> list[ReportWaiting | ReportResume]:
-    if not host.ready:
-        tx.emit(
-            HostBecameReady(
-                node_id=host.id,
-                turn_id="",
-                at=tx.now,
-                pid=inventory.pid,
-                machine=inventory.machine,
-                node=inventory.node,
-            )
-        )
     there = {(attempt.run_id, attempt.attempt): attempt for attempt in inventory.attempts}
     asked: list[ReportWaiting | ReportResume] = []
     for run in [tx.state.nodes[name] for name in host.runs]:

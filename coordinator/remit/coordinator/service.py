@@ -183,6 +183,8 @@ class CoordinatorService:
         self._busy_at = clock.now()
         self._broken: JournalError | None = None
         self._died = False
+        self._unanswered: list[asyncio.Future[Any] | None] = []
+        """Who waits for a life that a test has let die: held, since nothing else holds them."""
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._closers: set[asyncio.Task[bool]] = set()
@@ -272,6 +274,7 @@ class CoordinatorService:
         """Journal a decision; the returned future resolves when its effects are on their way."""
         waiter: asyncio.Future[Any] = self._loop.create_future()
         if self._died:
+            self._unanswered.append(waiter)
             return waiter
         if self._broken is not None:
             waiter.set_exception(self._broken)
@@ -347,6 +350,7 @@ class CoordinatorService:
 
     def _apply(self, decision: Decision, waiter: asyncio.Future[Any] | None) -> None:
         if self._died_at(decision):
+            self._unanswered.append(waiter)
             return
         payloads = {
             event.node_id: payload for event, payload in decision.events if payload is not None and event.terminal
@@ -440,10 +444,13 @@ class CoordinatorService:
             protocol=PROTOCOL,
         )
 
-    async def _poll(self, request: tuple[str, int, float]) -> PollReply:
-        client_id, ack, timeout_s = request
+    async def _poll(self, request: tuple[str, int, float, int]) -> PollReply:
+        client_id, ack, timeout_s, epoch = request
         if self._broken is not None:
             raise self._broken
+        if epoch != self._journal.epoch:
+            # An old hello may have made it known here; it does not know of this life, and what it has missed.
+            return PollReply(-1)
         wait_s = min(timeout_s, self._options.poll_s)
         return await self._clients.poll(client_id, ack, wait_s, self._clock.now())
 

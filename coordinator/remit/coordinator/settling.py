@@ -239,12 +239,13 @@ def _note_uncertain(tx: Transaction, node: Node, word: str) -> None:
 def _end_claims(tx: Transaction, node: Node, report: ReportEnded | None) -> None:
     # Most runs have no claims and pay for two look-ups.
     if tx.state.locks.concerns(node.id):
-        end_claims(tx, node, _doubt(node, report))
+        end_claims(tx, node, _doubt(tx, node, report))
 
 
-def _doubt(node: Node, report: ReportEnded | None) -> str:
+def _doubt(tx: Transaction, node: Node, report: ReportEnded | None) -> str:
     """Return why an attempt may still write, or the empty text if it is proven gone."""
-    if report is not None and report.report == "stuck":
+    # Its host may have gone while what was below it still ended: that is the proof.
+    if report is not None and report.report == "stuck" and node.host_id in tx.state.hosts:
         return f"its body on {node.host_id} did not stop"
     known = {**(node.old_processes or {}), **(node.processes or {})}
     left = ", ".join(f"{p.program} ({p.pid})" for p in known.values())

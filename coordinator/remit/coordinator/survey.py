@@ -39,7 +39,7 @@ async def take_survey(
     on_gone: Callable[[str], Callable[[str], None]],
     witness: ProgramWitness | None = None,
 ) -> tuple[Survey, dict[str, HostLink]]:
-    """Find the hosts of the lives before and ask each what it has, all at once.
+    """Find the hosts of the lives before and ask each what it has, all at once, and the witness meanwhile.
 
     Args:
         state: folded from the journal; nothing in it is changed.
@@ -55,23 +55,30 @@ async def take_survey(
     """
     links: dict[str, HostLink] = {}
     inventories: dict[str, HostInventory] = {}
+    coming: set[str] = set()
 
     async def ask(host: HostState) -> None:
         link = await engine.find(host.id, on_gone(host.id))
         if link is None:
             return
         links[host.id] = link
+        if not host.ready and not host.killed:
+            # It has never been sent anything, and to come up takes it longer than to answer.
+            coming.add(host.id)
+            return
         try:
             inventories[host.id] = await asyncio.wait_for(link.inventory(epoch), bound_s)
         except Exception as error:  # any way a host can fail to answer: it is asked no more, and killed
             logger.warning("host %s does not say what it has: %r", host.id, error)
 
-    await asyncio.gather(*(ask(host) for host in state.hosts.values()))
+    hosts = asyncio.gather(*(ask(host) for host in state.hosts.values()))
+    gone, _ = await asyncio.gather(_ask_witness(state, witness, bound_s), hosts)
     survey = Survey(
         hosts=inventories,
-        silent=frozenset(links.keys() - inventories.keys()),
+        silent=frozenset(links.keys() - inventories.keys() - coming),
+        coming=frozenset(coming),
         startable=frozenset(startable),
-        programs_gone=await _ask_witness(state, witness, bound_s),
+        programs_gone=gone,
     )
     return survey, links
 
@@ -79,7 +86,7 @@ async def take_survey(
 async def _ask_witness(
     state: WorkspaceState, witness: ProgramWitness | None, bound_s: float
 ) -> Mapping[str, frozenset[int]]:
-    runs = [node for node in state.nodes.values() if node.processes and not node.is_ended]
+    runs = [n for n in state.nodes.values() if (n.processes or n.old_processes) and not n.is_ended]
     if witness is None or not runs:
         return {}
     try:

@@ -66,11 +66,14 @@ class LoopThread:
 
     async def _end(self) -> None:
         me = asyncio.current_task()
-        left = [task for task in asyncio.all_tasks() if task is not me]
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=1.5)
+        until = self.loop.time() + 1.5
+        # Again and again: what was on its way here becomes a task meanwhile.
+        while left := asyncio.all_tasks() - {me}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=until - self.loop.time())
+            if self.loop.time() >= until:
+                break
         self.loop.stop()
 
 
@@ -241,6 +244,10 @@ class InProcessEngine:
         """All hosts ever started, by id."""
         self.swept: list[int] = []
         """Process ids that were to be ended for dead hosts."""
+        self.swept_owners: list[str] = []
+        """Runs and turns whose programs were to be ended by their names."""
+        self.owners: frozenset[str] = frozenset()
+        """What is answered to a coordinator that asks of whom programs run."""
         self.sweeps_succeed = True
         """What is answered to them: whether the process is proven gone."""
         self.cluster = [ClusterNode("node_1", "here")]
@@ -263,6 +270,7 @@ class InProcessEngine:
             raise CoordinatorUnavailable("no node of the cluster takes work")
         host = InProcessHost(host_id, self._system, on_gone, self._limit, node)
         self.hosts[host_id] = host
+        await self._system.gate("hello")
         return host
 
     async def find(self, host_id: str, on_gone: Callable[[str], None]) -> InProcessHost | None:
@@ -295,11 +303,17 @@ class InProcessEngine:
         """Note which process would be ended, and say what `sweeps_succeed` says."""
         if pid:
             self.swept.append(pid)
+        else:
+            self.swept_owners.append(run_id)
         on_done(Swept(self.sweeps_succeed))
 
     async def programs_gone(self, runs: Collection[str]) -> Mapping[str, frozenset[int]]:
         """Return nothing: hosts in this process outlive their coordinator and tell of their programs."""
         return {}
+
+    async def program_owners(self) -> frozenset[str]:
+        """Return `owners`; the programs of hosts in this process end with them."""
+        return self.owners
 
     def vouch(self) -> None:
         """Nothing to say: hosts in this process vouch for their programs themselves."""
@@ -482,7 +496,7 @@ class InProcess:
             await event.wait()
 
     def shut(self, name: str) -> None:
-        """Hold back requests of this name (or `spawn`) until `let_through`."""
+        """Hold back requests of this name, or `spawn`, or `hello` of a host that is up, until `let_through`."""
 
         async def make() -> None:
             self._gates[name] = asyncio.Event()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from remit.coordinator.state import Node, WorkspaceState
 from remit.coordinator.transaction import Effects
@@ -103,14 +103,17 @@ class DispatchModel:
             # Cancels are safe to lose: whoever does not hear one is stopped by force.
             exact = not isinstance(orders[0], CancelOrder)
             kind = "answer to a wait" if exact else "order"
-            self._network.send(COORDINATOR, host_id, kind, lambda: host.control(self.epoch, orders), exact=exact)
+            self._send(host_id, kind, lambda: host.control(self.epoch, orders), exact=exact)
 
     def _start(self, host_id: str, run_ids: list[str]) -> None:
         host = self.links.get(host_id)
         nodes = [self._state.nodes.get(run_id) for run_id in run_ids]
         items = [self._item(n) for n in nodes if n is not None and not n.is_ended and n.id in self.briefed]
         if host is not None and items:
-            self._network.send(COORDINATOR, host_id, "start", lambda: host.start(self.epoch, items), exact=True)
+            self._send(host_id, "start", lambda: host.start(self.epoch, items), exact=True)
+
+    def _send(self, host_id: str, kind: str, deliver: Callable[[], None], *, exact: bool) -> None:
+        self._network.send(COORDINATOR, host_id, kind, deliver, exact=exact, life=self.epoch)
 
     def _item(self, node: Node) -> StartItem:
         return StartItem(

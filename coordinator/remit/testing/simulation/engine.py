@@ -113,8 +113,23 @@ class EngineModel:
         self._keepers.sweep(run_id, lambda gone: life.swept(run_id, pid, gone=gone))
 
     def end_orphans(self, owner: str) -> None:
-        """End whatever there is of a run or turn that nobody may have told of."""
-        self._keepers.sweep(owner, lambda gone: None)
+        """End whatever there is of a run or turn that nobody may have told of; tried again by this life."""
+        life = self.life
+        assert life is not None
+
+        def done(gone: bool) -> None:
+            if not gone and not life.is_over:
+                self._kernel.after(1.0, again)
+
+        def again() -> None:
+            if not life.is_over:
+                self.end_orphans(owner)
+
+        self._keepers.sweep(owner, done)
+
+    def program_owners(self) -> list[str]:
+        """Return the runs and turns of which programs run."""
+        return list(dict.fromkeys(process.run_id for process in self._keepers.alive.values()))
 
     def alive(self) -> list[HostModel]:
         """Return the hosts that are there and not taken for dead; those at work if there are any."""

@@ -67,6 +67,10 @@ class History:
         """Tell whether a cancel was accepted for a node or for what it is attached to."""
         return node_id in self.causes
 
+    def is_running(self, run_id: str, attempt: int) -> bool:
+        """Tell whether this attempt of a run has been started and is not over."""
+        return run_id in self._running and self._attempts[run_id] == attempt
+
     def add(self, event: Event) -> None:
         """Take the next event.
 

@@ -40,6 +40,7 @@ class HostModel:
         keepers: where tool processes run.
         plans: what runs do, by their place in the tree.
         node: the node of the cluster that it runs on.
+        begun: called with every body that begins here.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class HostModel:
         keepers: Keepers,
         plans: Mapping[str, RunPlan],
         node: str = "node_1",
+        begun: Callable[[HostModel, RunBody], None] | None = None,
     ) -> None:
         self.id = host_id
         self.node = node
@@ -69,6 +71,7 @@ class HostModel:
         self.refused: dict[str, Cause | None] = {}
         """Runs whose body ended because a request was answered with its cancel."""
         self._plans = plans
+        self._begun = begun
         self._ordered: dict[str, Cause] = {}
         self._waiting: list[Report] = []
         self._sending: ReportBatch | None = None
@@ -105,6 +108,8 @@ class HostModel:
         body = RunBody(self, item, plan)
         self.bodies[item.run_id] = body
         self.seen.append(body)
+        if self._begun is not None:
+            self._begun(self, body)
         body.begin()
 
     def control(self, epoch: int, orders: Sequence[Order]) -> None:

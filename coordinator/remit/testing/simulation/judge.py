@@ -24,15 +24,16 @@ from remit.testing.simulation.fold import Shadow, check_state
 from remit.testing.simulation.history import History
 from remit.testing.simulation.host import HostModel
 from remit.testing.simulation.keepers import Keepers
-from remit.testing.simulation.kernel import Kernel, Network
+from remit.testing.simulation.kernel import Kernel, Network, Weather
 from remit.testing.simulation.ledger import Ledger
+from remit.testing.simulation.runs import RunBody
 from remit.testing.simulation.shell import CoordinatorModel
 from remit.testing.simulation.violation import require
 
 __all__ = ["Judge", "Scene"]
 
-HEARD_S = 2.5
-"""A cancel that is durable has reached every body below it after this time: longer than the slowest message."""
+HEARD_S = 0.1
+"""A cancel that is durable has reached every body below it after this time, in fine weather."""
 
 CANCEL_S = 60.0
 """How long an accepted cancel may take to become quiet: lost orders, graces, hosts that are killed."""
@@ -55,11 +56,13 @@ class Judge:
     Args:
         scene: the simulation.
         settings: of the workspace.
+        weather: says how slow messages are.
     """
 
-    def __init__(self, scene: Scene, settings: Settings) -> None:
+    def __init__(self, scene: Scene, settings: Settings, weather: Weather) -> None:
         self._scene = scene
         self._settings = settings
+        self._heard_s = HEARD_S + (weather.slow_s if weather.slow else 0.0)
         self._ledger = Ledger()
         self._shadow = Shadow([])
         self._reported: set[int] = set()
@@ -145,6 +148,24 @@ class Judge:
         while name := self.history.parents.get(name, ""):
             yield name
 
+    # -- as bodies begin -----------------------------------------------------------
+
+    def begun(self, life: CoordinatorModel, host: HostModel, body: RunBody) -> None:
+        """Look at a body that begins.
+
+        Raises:
+            Violation: its attempt is over, and nobody had to leave that open.
+        """
+        known = life.state.hosts.get(host.id)
+        if host.is_zombie or known is None or known.killed or known.draining:
+            return
+        end = self.history.ends.get(body.node_id)
+        if end is None:
+            right = self.history.is_running(body.node_id, body.attempt)
+            require(right, "one start", f"attempt {body.attempt} of {body.node_id} begins after it was over")
+        else:
+            require(end.unconfirmed, "nothing after the end", f"a body of {body.node_id} begins after its end")
+
     # -- after each commit ---------------------------------------------------------
 
     def durable(self, life: CoordinatorModel, decision: Decision) -> None:
@@ -179,7 +200,7 @@ class Judge:
                 )
 
         if bodies:
-            self._scene.kernel.after(HEARD_S, check)
+            self._scene.kernel.after(self._heard_s, check)
 
     # -- when it has been calm -----------------------------------------------------
 
@@ -228,12 +249,20 @@ class Judge:
         self._check_promises(history, ledger)
 
     def programs_over(self) -> None:
-        """Look for programs whose owners are all over.
+        """Look for programs whose owners are all over, and for claims that are kept because of some.
 
         Raises:
-            Violation: one was left, although nobody has failed to end it.
+            Violation: one was left, although it can be ended.
         """
-        keepers = self._scene.keepers
+        keepers, life = self._scene.keepers, self._scene.life
+        assert life is not None
+        for view in life.state.locks.claims():
+            if view.state is ClaimState.QUARANTINED:
+                node = life.state.nodes[view.owner]
+                doubtful = node.unconfirmed and (node.is_turn or node.host_id in life.state.hosts)
+                kept = doubtful or view.owner in keepers.doubtful
+                rule = "no claim is held by what is over"
+                require(kept, rule, f"{view.claim_id} of {view.owner} is kept for nothing: {view.note}")
         left = [p for p in keepers.alive.values() if p.run_id not in keepers.doubtful]
         named = ", ".join(f"{p.pid} of {p.run_id}" for p in left)
         require(not left, "no program is left", f"long after the end of its owner: {named}")

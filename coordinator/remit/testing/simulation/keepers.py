@@ -48,7 +48,7 @@ class Keepers:
         self._sweeps = 0
         self.alive: dict[int, ToolProcess] = {}
         self.doubtful: set[str] = set()
-        """Owners whose programs could not be ended when that was asked for."""
+        """Owners whose programs could not be ended when that was asked for last."""
         self.adopted = 0
         """Programs that a next attempt has found again by their keys."""
 
@@ -87,6 +87,7 @@ class Keepers:
             gone = calm or not self._dice.chance(_SWEEP_FAILS, "sweep fails", owner, number)
             if gone:
                 self.end_all(owner)
+                self.doubtful.discard(owner)
             else:
                 self.doubtful.add(owner)
             done(gone)

@@ -119,7 +119,8 @@ class Network:
 
     What holds for all: between two endpoints messages may overtake each other.
     `exact` ones (the calls that begin work on a host) arrive once and in order if their
-    receiver lives, as calls of a Ray actor without retries do.
+    receiver lives, as calls of a Ray actor without retries do. Those of another life of
+    their sender keep an order of their own.
 
     Args:
         kernel: the clock.
@@ -134,7 +135,8 @@ class Network:
         self._weather = weather
         self._calm_at = calm_at
         self._counts: dict[tuple[str, str, str], int] = {}
-        self._exact: dict[tuple[str, str], float] = {}
+        self._exact: dict[tuple[str, str, int], float] = {}
+        self._held_up: dict[str, tuple[float, float, float]] = {}
         self._cut: dict[str, float] = {}
         self.dropped_orders: set[str] = set()
         """Endpoints that an order to was lost on the way."""
@@ -147,8 +149,23 @@ class Network:
         """Tell whether an endpoint is cut off now."""
         return self._cut.get(endpoint, 0.0) > self._kernel.now
 
-    def send(self, source: str, target: str, kind: str, deliver: Callable[[], None], *, exact: bool = False) -> None:
-        """Carry a message; `deliver` is called when it arrives, never, or twice."""
+    def hold_up(self, source: str, at_least_s: float, at_most_s: float) -> None:
+        """Let everything that an endpoint sends at this very instant be under way for so many seconds more."""
+        self._held_up[source] = (self._kernel.now, at_least_s, at_most_s)
+
+    def send(
+        self, source: str, target: str, kind: str, deliver: Callable[[], None], *, exact: bool = False, life: int = 0
+    ) -> None:
+        """Carry a message; `deliver` is called when it arrives, never, or twice.
+
+        Args:
+            source: endpoint that sends.
+            target: endpoint that it is for.
+            kind: what it is, which decides its fate with its number.
+            deliver: called when it arrives.
+            exact: whether it arrives once and in order.
+            life: of the sender.
+        """
         key = (source, target, kind)
         number = self._counts[key] = self._counts.get(key, 0) + 1
         name = (*key, number)
@@ -156,9 +173,13 @@ class Network:
         delay = self._dice.between(0.001, 0.015, "delay", *name)
         if not calm and self._dice.chance(self._weather.slow, "slow", *name):
             delay += self._dice.between(0.05, self._weather.slow_s, "slow by", *name)
+        held_at, at_least_s, at_most_s = self._held_up.get(source, (-1.0, 0.0, 0.0))
+        if held_at == self._kernel.now:
+            delay += self._dice.between(at_least_s, at_most_s, "held up", *name)
         if exact:
-            arrival = max(self._kernel.now + delay, self._exact.get((source, target), 0.0))
-            self._exact[source, target] = arrival
+            stream = (source, target, life)
+            arrival = max(self._kernel.now + delay, self._exact.get(stream, 0.0))
+            self._exact[stream] = arrival
             self._kernel.at(arrival, deliver)
             return
         lost = not calm and self._dice.chance(self._weather.loss, "lost", *name)

@@ -125,7 +125,8 @@ class CancelPlan:
 class FaultPlan:
     """Something that breaks.
 
-    `coordinator` (crashes, is back after seconds; below a pick of 0.6 with its next orders),
+    `coordinator` (crashes, is back after seconds; below a pick of 0.6 with its next orders, below 0.3
+    with its next orders to stop), `late` (the same, but these orders have left and arrive in the next life),
     `host` (one dies), `zombie` (one is taken for dead and acts on for seconds), `client` (is silent
     for good), `partition` (a client is cut off for seconds), `disk` (the next write fails, and every
     one for seconds), `close` (the coordinator is closed properly and started again), `drain` (a node

@@ -85,7 +85,7 @@ def _answer(chance: random.Random, clients: int) -> AnswerPlan:
 def _fault(chance: random.Random) -> FaultPlan:
     kinds = [
         *("coordinator", "coordinator", "coordinator", "host", "host", "zombie", "zombie"),
-        *("client", "partition", "disk", "close", "drain", "drain"),
+        *("client", "partition", "disk", "close", "drain", "drain", "late", "late"),
     ]
     return FaultPlan(
         at=round(chance.uniform(1.0, 10.0), 3),
@@ -141,7 +141,7 @@ def _steps(chance: random.Random, name: str, *, depth: int) -> tuple[Step, ...]:
         elif verb == "claim":
             steps.append(Step("claim", areas=tuple(chance.sample(_AREAS, chance.choice([1, 1, 2])))))
         elif verb in ("work", "process"):
-            steps.append(Step(verb, seconds=chance.choice([0.0, 0.1, 0.5, 2.0])))
+            steps.append(Step(verb, seconds=chance.choice([0.0, 0.1, 0.5, 2.0, 6.0])))
         elif verb == "approve":
             steps.append(Step(verb, seconds=chance.choice([0.0, 1.0, 5.0])))
         elif verb == "spend":

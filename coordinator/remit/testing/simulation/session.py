@@ -93,6 +93,8 @@ class Session:
         """What the coordinator may not know of yet -> openings when its tracking began."""
         self._openings = 0
         self._ack = 0
+        self._epoch = 0
+        """The life of the coordinator that has welcomed this client last."""
         self._poll_number = 0
         self._opened = False
         self._welcomed = False
@@ -192,6 +194,7 @@ class Session:
 
     def _welcome(self, answer: Answer) -> None:
         self._welcomed = True
+        self._epoch = answer.value
         waiting, self._before_hello = self._before_hello, []
         for request in waiting:
             self._send(request)
@@ -220,7 +223,8 @@ class Session:
             return
         self._poll_number += 1
         number = self._poll_number
-        self._post("poll", (self.client_id, self._ack, POLL_S), lambda answer: self._polled(number, answer))
+        request = (self.client_id, self._ack, POLL_S, self._epoch)
+        self._post("poll", request, lambda answer: self._polled(number, answer))
         self._kernel.after(POLL_S + _POLL_MARGIN_S, lambda: self._poll_lost(number))
 
     def _poll_lost(self, number: int) -> None:

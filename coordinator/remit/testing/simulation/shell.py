@@ -30,6 +30,7 @@ from remit.core.messages import (
     Notice,
     OpenClient,
     OpenTurn,
+    PollReply,
     ReportBatch,
     TurnCancelledNotice,
     TurnStartedNotice,
@@ -147,10 +148,18 @@ class CoordinatorModel:
         self._clients.expect(holders, now + COME_BACK_S)
         self.is_serving = True
         self.commit(self.decider.start(self._around.disk.epoch, 1, now, survey))
+        self._kernel.after(self._around.dice.between(0.01, 0.5, "strays", self.dispatch.epoch), self._end_strays)
         early, self._early_deaths = self._early_deaths, []
         for host_id, reason in early:
             self.host_gone(host_id, reason)
         self._keep_house()
+
+    def _end_strays(self) -> None:
+        """End the programs of what is over; see `remit.coordinator.dispatch`."""
+        for owner in self._engine.program_owners() if not self.is_over else ():
+            node = self.state.nodes.get(owner)
+            if node is None or node.is_ended:
+                self._engine.end_orphans(owner)
 
     def end(self) -> None:
         """Do nothing any more, whatever is still on its way."""
@@ -259,10 +268,13 @@ class CoordinatorModel:
 
     def _open_client(self, hello: OpenClient, reply: Reply) -> None:
         self._clients.open(hello)
-        reply(Answer())
+        reply(Answer(self.dispatch.epoch))
 
-    def _poll(self, request: tuple[str, int, float], reply: Reply) -> None:
-        client_id, ack, timeout_s = request
+    def _poll(self, request: tuple[str, int, float, int], reply: Reply) -> None:
+        client_id, ack, timeout_s, epoch = request
+        if epoch != self.dispatch.epoch:
+            reply(Answer(PollReply(-1)))
+            return
         self._clients.poll(client_id, ack, timeout_s, lambda answer: None if self.is_over else reply(answer))
 
     def _is_known(self, client_id: str, reply: Reply) -> bool:

@@ -34,6 +34,11 @@ class _Life(Protocol):
 
     state: WorkspaceState
     dispatch: DispatchModel
+    is_over: bool
+
+    def host_ready(self, host: HostModel) -> None:
+        """A host answers that an earlier life has asked for."""
+        ...
 
 
 def take_survey(life: _Life, grounds: Grounds, engine: EngineModel, done: Callable[[Survey], None]) -> None:
@@ -47,11 +52,12 @@ def take_survey(life: _Life, grounds: Grounds, engine: EngineModel, done: Callab
     """
     inventories: dict[str, HostInventory] = {}
     asked: dict[str, HostModel] = {}
+    coming: dict[str, HostModel] = {}
     epoch = life.dispatch.epoch
-    for host_id in life.state.hosts:
+    for host_id, known in life.state.hosts.items():
         host = engine.find(host_id)
         if host is not None:
-            asked[host_id] = host
+            (asked if known.ready or known.killed else coming)[host_id] = host
     is_done = False
 
     def finish() -> None:
@@ -64,9 +70,17 @@ def take_survey(life: _Life, grounds: Grounds, engine: EngineModel, done: Callab
             Survey(
                 hosts=dict(inventories),
                 silent=frozenset(asked.keys() - inventories.keys()),
+                coming=frozenset(coming),
                 startable=frozenset(life.dispatch.briefed),
             )
         )
+        for host in coming.values():
+            due = max(grounds.kernel.now, host.up_at) + _delay(grounds, host.id, epoch, "there")
+            grounds.kernel.at(due, partial(came_up, host))
+
+    def came_up(host: HostModel) -> None:
+        if not life.is_over and host.inventory(epoch) is not None:
+            life.host_ready(host)
 
     def answer(host: HostModel) -> None:
         # What it says is what is there now; the answer takes a while to arrive.

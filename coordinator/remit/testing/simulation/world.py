@@ -23,7 +23,8 @@ from remit.testing.simulation.judge import Judge
 from remit.testing.simulation.keepers import Keepers
 from remit.testing.simulation.kernel import START_S, Dice, Kernel, Network
 from remit.testing.simulation.plan import STORM_S, AnswerPlan, CancelPlan, FaultPlan, Plan, TurnPlan, all_runs
-from remit.testing.simulation.session import Reply, Session
+from remit.testing.simulation.runs import RunBody
+from remit.testing.simulation.session import COORDINATOR, Reply, Session
 from remit.testing.simulation.shell import CoordinatorModel
 from remit.testing.simulation.violation import Violation, require
 
@@ -56,6 +57,23 @@ class Summary:
     """Simulated."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Doom:
+    """A crash of the coordinator that waits for its next orders."""
+
+    seconds: float
+    """Of absence."""
+    cancels_alone: bool = False
+    """Only orders to stop count, and ends of programs, and not orders to begin."""
+    orders_leave: bool = False
+    """It crashes when the orders are under way, and not before."""
+
+    def is_met_by(self, decision: Decision) -> bool:
+        effects = decision.effects
+        stops = effects.cancels or effects.orphans or effects.sweep
+        return bool(decision.events and (stops or (effects.starts and not self.cancels_alone)))
+
+
 class Simulation:
     """One history of a plan.
 
@@ -76,8 +94,8 @@ class Simulation:
         self.silence = plan.silence
         self.spool: set[str] = set()
         """Runs whose agent and arguments outlive the coordinator."""
-        self._crash_at_next: float | None = None
-        """Seconds of absence of a coordinator that crashes with its next orders."""
+        self._doom: _Doom | None = None
+        """What the next orders of the coordinator mean for it."""
         self.clients: list[ClientModel] = []
         self.life: CoordinatorModel | None = None
         self._settings = Settings(
@@ -99,7 +117,7 @@ class Simulation:
             calm_at=self._calm_at,
         )
         self.hosts = self._engine.hosts
-        self.judge = Judge(self, self._settings)
+        self.judge = Judge(self, self._settings, plan.weather)
 
     # -- the whole -----------------------------------------------------------------
 
@@ -161,13 +179,17 @@ class Simulation:
 
     def _make_host(self, host_id: str, node: str) -> HostModel:
         session = self._session(host_id, f"client_of_{host_id}", host_id)
-        return HostModel(host_id, self.kernel, session, self.keepers, self._runs, node)
+        return HostModel(host_id, self.kernel, session, self.keepers, self._runs, node, self._begun)
+
+    def _begun(self, host: HostModel, body: RunBody) -> None:
+        if self.life is not None:
+            self.judge.begun(self.life, host, body)
 
     def _calm_down(self) -> None:
         self.note("calm: no more faults")
         self.disk.heal()
         self.silence = 0.0
-        self._crash_at_next = None
+        self._doom = None
         if self.life is None:
             self._begin_life()
         self._undo_drains()
@@ -258,9 +280,11 @@ class Simulation:
         match fault.kind:
             case "coordinator" if fault.pick < 0.6:
                 # At the worst moment: when the disk may have what no host has heard of.
-                self._crash_at_next = fault.seconds
+                self._doom = _Doom(fault.seconds, cancels_alone=fault.pick < 0.3)
             case "coordinator":
                 self._crash(fault.seconds)
+            case "late":
+                self._doom = _Doom(fault.seconds, cancels_alone=fault.pick < 0.3, orders_leave=True)
             case "disk":
                 self.disk.fail(fault.seconds)
             case "close":
@@ -374,15 +398,23 @@ class Simulation:
                 self.note(f"  {event.kind} {event.node_id} {describe(event)}".rstrip())
         assert self.life is not None
         self.judge.decided(self.life, decision)
-        seconds = self._crash_at_next
-        if seconds is not None and decision.events and (decision.effects.starts or decision.effects.cancels):
-            self._crash_at_next = None
-            self.kernel.after(0.0, lambda: self._crash(seconds))
+        if self._doom is not None and not self._doom.orders_leave and self._doom.is_met_by(decision):
+            self._fulfil(self._doom)
 
     def durable(self, decision: Decision) -> None:
         """Look at a decision that has reached the disk."""
         assert self.life is not None
         self.judge.durable(self.life, decision)
+        doom = self._doom
+        if doom is not None and doom.orders_leave and doom.is_met_by(decision):
+            # What leaves now arrives when the next life asks what is there, or serves already.
+            back_s = RESTART_S + doom.seconds
+            self.network.hold_up(COORDINATOR, back_s - 0.1, back_s + 1.0)
+            self._fulfil(doom)
+
+    def _fulfil(self, doom: _Doom) -> None:
+        self._doom = None
+        self.kernel.after(0.0, lambda: self._crash(doom.seconds))
 
     def note(self, line: str) -> None:
         """Write a line of the history."""
