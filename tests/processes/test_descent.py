@@ -1,26 +1,34 @@
 """Who is below a process, from the kernel's lists."""
 
-import os
-import signal
+import subprocess
+import sys
 
 from remit.processes.descent import children
 from remit.processes.table import SystemTable
 
 MANY = 1_000
 """More than the kernel tells in one read: about 680 numbers of five digits fill a page."""
+# From a small process, since a copy of this one would take long on a loaded machine.
+FORK_MANY = f"""
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range({MANY}):
+    if os.fork() == 0:
+        signal.pause()
+print(flush=True)
+os.read(0, 1)
+os.killpg(0, signal.SIGKILL)
+"""
 
 
 def test_all_children_are_found_however_many() -> None:
-    started: set[int] = set()
-    try:
-        for _ in range(MANY):
-            pid = os.fork()
-            if pid == 0:
-                signal.pause()
-                os._exit(0)
-            started.add(pid)
-        assert started <= {entry.pid for entry in children(os.getpid(), table=SystemTable())}
-    finally:
-        for pid in started:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    command = [sys.executable, "-I", "-S", "-c", FORK_MANY]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        found = children(parent.pid, table=SystemTable())
+        parent.stdin.close()
+        assert len({entry.pid for entry in found}) == MANY
+        assert parent.wait() < 0
