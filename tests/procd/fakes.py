@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from remit.processes.filing import make_directory
 from remit.processes.frames import FrameReader, encode
 from remit.processes.jobs import RESULT_NAME, JobOutcome, JobPhase, JobResult, JobSpec, JobState, boot_id, write_record
 from remit.processes.place import Place
@@ -86,18 +87,24 @@ class FakeForks:
     def __init__(self) -> None:
         self.keepers: list[FakeKeeper] = []
         self.error: OSError | None = None
+        self.taken_back: list[tuple[int, socket.socket]] = []
 
     def keeper(
-        self, spec: JobSpec, *, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
+        self, spec: JobSpec, *, digest: str, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
     ) -> tuple[int, socket.socket]:
-        """Fork nothing."""
+        """Fork nothing, but record the job."""
         if self.error is not None:
             raise self.error
+        make_directory(jobdir, spec, digest=digest)
         ours, theirs = socket.socketpair()
         self.keepers.append(FakeKeeper(spec, jobdir, env, stdin, theirs))
         return NOBODY.pid, ours
 
-    def sweeper(self, spec: JobSpec, *, jobdir: Path, keeper: int) -> tuple[int, socket.socket]:
+    def take_back(self, pid: int, connection: socket.socket) -> None:
+        """Keep what comes back."""
+        self.taken_back.append((pid, connection))
+
+    def sweeper(self, spec: JobSpec, *, digest: str, jobdir: Path, keeper: int) -> tuple[int, socket.socket]:
         """Fork nothing."""
         if self.error is not None:
             raise self.error
@@ -111,6 +118,9 @@ class FakeForks:
     def prepare(self) -> bool:
         """Nothing is forked ahead."""
         return False
+
+    def trim(self) -> None:
+        """Nothing was forked ahead."""
 
     def close(self) -> None:
         """Nothing was forked ahead."""

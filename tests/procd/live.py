@@ -18,7 +18,7 @@ import psutil
 from remit.core.errors import ProcessProtocolError
 from remit.processes.answers import StartAnswer
 from remit.processes.client import ProcessClient
-from remit.processes.forks import SPARES
+from remit.processes.forks import MAX_SPARES
 from remit.processes.jobs import STATE_NAME, JobSpec, JobState, read_record
 from remit.processes.place import Place
 from remit.processes.starting import ensure_daemon
@@ -111,9 +111,9 @@ class Node:
         return int(self.place.life_lock.read_text())
 
     def wait_reaped(self) -> None:
-        """Wait until the daemon has no child but the keepers that it forked ahead."""
+        """Wait until the daemon has no child but the keepers that wait for jobs."""
         daemon = psutil.Process(self.daemon_pid())
-        wait_for(lambda: len(daemon.children()) <= SPARES, "children of the daemon stay")
+        wait_for(lambda: len(daemon.children()) <= MAX_SPARES, "children of the daemon stay")
         wait_for(lambda: all(is_running(child.pid) for child in daemon.children()), "a zombie of the daemon stays")
 
     def kill_daemon(self) -> int:

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from remit.processes.answers import StartKind, StopKind
-from remit.processes.forks import SPARES
 from remit.processes.jobs import STATE_NAME, JobOutcome, JobResult, write_record
 from remit.processes.starting import READY, ensure_daemon
 from remit.processes.table import ProcessIdentity
@@ -274,30 +273,6 @@ def test_a_keeper_that_answers_no_stop_is_killed_and_its_tree_swept(node: Node) 
     assert stopped.result is not None
     assert stopped.result.outcome is JobOutcome.KEEPER_LOST
     assert node.processes() == []
-
-
-def test_a_keeper_that_was_forked_ahead_and_killed_is_replaced(node: Node) -> None:
-    node.wait_reaped()
-    daemon = psutil.Process(node.daemon_pid())
-    wait_for(lambda: len(daemon.children()) == SPARES, "no keeper is forked ahead")
-    for spare in daemon.children():
-        spare.kill()
-        wait_gone(spare.pid)
-    answer = node.run("sh", "-c", "exit 4")
-    result = node.client.wait(answer.job, timeout_s=LIMIT_S)
-    assert result is not None
-    assert result.exit_code == 4
-    node.wait_reaped()
-
-
-def test_a_keeper_that_was_forked_ahead_ends_with_its_daemon(node: Node) -> None:
-    node.wait_reaped()
-    daemon = psutil.Process(node.daemon_pid())
-    wait_for(lambda: len(daemon.children(recursive=True)) == 2 * SPARES, "no keeper is forked ahead")
-    ahead = daemon.children(recursive=True)  # each with the child that would become a program
-    node.kill_daemon()
-    for spare in ahead:
-        wait_gone(spare.pid)
 
 
 # --- clients and coordinators ----------------------------------------------------------------------

@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import errno
 import os
+import socket
 
 import pytest
 
 from remit.core.cause import Cause, CauseKind
-from remit.processes.jobs import JobOutcome
+from remit.processes.frames import encode
+from remit.processes.jobs import JobOutcome, JobPhase, JobResult, JobState, boot_id
 from remit.processes.leases import LEASE_S
 from remit.processes.records import RETENTION_S, TOMBSTONE_S
 from remit.processes.server import IDLE_S
-from tests.procd.fakes import Peer, World, wish
+from tests.procd.fakes import NOBODY, Peer, World, wish
 
 CAUSE = Cause(kind=CauseKind.USER_INTERRUPT, origin="turn_1", actor="ann").to_dict()
 
@@ -710,3 +712,32 @@ def test_results_of_an_earlier_daemon_age_from_their_end(world: World) -> None:
     world.restart()
     world.advance(20.0)
     assert not keeper.jobdir.exists()
+
+
+# --- keepers that come back ------------------------------------------------------------------------
+
+
+def test_a_keeper_that_has_nothing_left_comes_back_and_one_with_a_job_does_not(world: World) -> None:
+    keeper = world.run()
+    keeper.say("idle")
+    world.settle()
+    assert world.forks.taken_back == []
+    keeper.ended()
+    keeper.say("idle")
+    world.settle()
+    ((_, connection),) = world.forks.taken_back
+    connection.send(b"x")
+    assert keeper.socket.recv(1) == b"x"
+    connection.close()
+    assert world.peer().call("list", scope="w")["jobs"][0]["state"] == "ended"
+
+
+def test_a_job_that_was_taken_over_before_its_start_may_still_fail_to_start(world: World) -> None:
+    spec = world.spec(key="k")
+    connection, keeper = socket.socketpair()
+    state = JobState(job=spec.job, phase=JobPhase.STARTING, boot=boot_id(), token=spec.job, keeper=NOBODY)
+    world.server.supervisor.adopt(spec, "of this command", state, connection)
+    result = JobResult(job=spec.job, outcome=JobOutcome.NOT_STARTED, error="no such program", errno=2)
+    keeper.sendall(encode("ended", result=result.to_dict()))
+    assert world.peer().call("list", scope="w")["jobs"] == []
+    keeper.close()

@@ -82,6 +82,7 @@ class Forge:
         failpoint: str | None,
         how: str,
         early: dict[str, Any] | None,
+        is_watched: bool,
     ) -> dict[str, Any]:
         loaded = JobSpec.from_dict(spec)
         hook = _failpoint(failpoint, how)
@@ -92,21 +93,29 @@ class Forge:
             "reattach_grace_s": reattach_grace_s,
             "containment": containment,
             "failpoint": hook,
+            "is_watched": is_watched,
         }
         if early is None:
             keeper = fork_keeper(loaded, **options)
         else:
             # In the keeper's hands before the keeper is there.
             ours, theirs = socket.socketpair()
-            frames.send(ours, **early)
+            if early["op"] == "go":
+                ours.close()
+            else:
+                frames.send(ours, **early)
             pid = os.fork()
             if pid == 0:
                 run_keeper(loaded, lifeline=theirs, **options)
             theirs.close()
+            if early["op"] == "go":
+                return {"pid": pid}
             keeper = ForkedKeeper(pid, ours)
-        self.lifelines[loaded.job] = keeper.lifeline
+        # A second keeper for the same job is one that comes late.
+        name = loaded.job if loaded.job not in self.lifelines else f"{loaded.job} again"
+        self.lifelines[name] = keeper.lifeline
         self.selector.register(
-            keeper.lifeline, selectors.EVENT_READ, lambda: self._listen(loaded.job, Path(jobdir, "lifeline.log"))
+            keeper.lifeline, selectors.EVENT_READ, lambda: self._listen(name, Path(jobdir, "lifeline.log"))
         )
         return {"pid": keeper.pid}
 

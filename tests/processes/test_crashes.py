@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.processes.containment import Cgroup, find_cgroup
+from remit.processes.containment import Cgroup, remove_unused_groups
 from remit.processes.jobs import RESULT_NAME, STATE_NAME, JobOutcome, JobResult, JobState, read_record
 from remit.processes.keeping import FAILPOINTS
 from remit.processes.sweep import sweep
@@ -17,6 +17,7 @@ from tests.processes.world import LIMIT_S, Job, World, marked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the observer reads /proc")
 
+AT_THE_GATE = ("forked", "gate_opened")
 BEFORE_THE_END = FAILPOINTS[: FAILPOINTS.index("stop_begun")]
 
 
@@ -25,25 +26,29 @@ def clean_up(job: Job) -> None:
     state = read_record(job.dir / STATE_NAME, JobState)
     if state is None:  # killed before it had anything to record
         sweep(0, 0.0, token=job.tag, grace_s=0.0)
-        group = find_cgroup(job.tag)
-        wait_until(lambda: group is None or group.remove(), timeout_s=LIMIT_S)
+        remove_unused_groups()
         return
-    if state.root is not None:
-        sweep(state.root.pid, state.root.started, token=state.token, grace_s=0.0)
+    leader = state.root or state.keeper
+    sweep(leader.pid, leader.started, token=state.token, grace_s=0.0)
     if state.cgroup:
         wait_until(Cgroup(Path(state.cgroup)).remove, timeout_s=LIMIT_S)
 
 
-def start(world: World, place: str) -> Job:
+def start(world: World, place: str, *, is_watched: bool) -> Job:
     """Start a tree that hides in another session, with a keeper that dies at a place."""
-    return world.creature("both", failpoint=place, grace_s=0.0)
+    return world.creature("both", failpoint=place, grace_s=0.0, is_watched=is_watched)
 
 
 @pytest.mark.faults
 @pytest.mark.requirement("P7")
-@pytest.mark.parametrize("place", FAILPOINTS)
-def test_a_keeper_that_is_killed_at_any_step_leaves_what_can_be_swept(place: str, world: World) -> None:
-    job = start(world, place)
+@pytest.mark.parametrize(
+    ("place", "is_watched"),
+    [*((place, False) for place in FAILPOINTS), *((place, True) for place in FAILPOINTS if place not in AT_THE_GATE)],
+)
+def test_a_keeper_that_is_killed_at_any_step_leaves_what_can_be_swept(
+    place: str, is_watched: bool, world: World
+) -> None:
+    job = start(world, place, is_watched=is_watched)
     if place not in BEFORE_THE_END:
         job.wait_ready()
         world.tell("say", job=job.tag, op="stop", id=1, grace_s=0.0, cause=None)
@@ -73,13 +78,34 @@ def test_a_program_waits_until_its_keeper_has_recorded_it(world: World, tmp_path
     os.kill(job.pid, signal.SIGKILL)
     wait_until(lambda: marked(job) == [], timeout_s=LIMIT_S)
     assert not (tmp_path / "ran").exists()
-    assert not (job.dir / STATE_NAME).exists()
+    assert job.state.root is None
     clean_up(job)
 
 
 def stat_of(pid: int) -> list[str]:
     """Return state, parent, group, session and so on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+@pytest.mark.requirement("P7")
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_nothing_is_started_for_a_supervisor_that_has_gone(is_watched: bool, world: World, tmp_path: Path) -> None:
+    job = world.sh(f"touch {tmp_path}/ran", early={"op": "go"}, is_watched=is_watched)
+    job.wait_gone()
+    assert not (tmp_path / "ran").exists()
+    assert not job.dir.exists()
+
+
+@pytest.mark.faults
+@pytest.mark.requirement("P7")
+def test_one_key_never_runs_twice_although_its_first_keeper_comes_late(world: World, tmp_path: Path) -> None:
+    """The first keeper is held before its record; the second has made that record meanwhile."""
+    job = world.sh(f"echo one >> {tmp_path}/ran; exec sleep 600", is_watched=True).wait_running()
+    again = world.start(list(job.spec.argv), job=job.tag, is_watched=True, again=True)
+    wait_until(lambda: [word for word in job.words() if word == "ended"], timeout_s=LIMIT_S)
+    again.wait_gone()
+    assert (tmp_path / "ran").read_text() == "one\n"
+    assert job.stop().signal == signal.SIGKILL
 
 
 @pytest.mark.faults

@@ -46,7 +46,7 @@ def test_an_exit_is_reported_once_with_its_code_and_all_output(world: World) -> 
     wait_until(lambda: "end" in job.words(), timeout_s=LIMIT_S)
     assert job.words() == ["started", "ended", "end"]
     job.wait_gone()
-    assert sorted(os.listdir(job.dir)) == ["lifeline.log", "output", "result.json", "state.json"]
+    assert sorted(os.listdir(job.dir)) == ["lifeline.log", "output", "result.json", "spec.json", "state.json"]
 
 
 def test_a_death_by_signal_is_no_exit_code(world: World) -> None:

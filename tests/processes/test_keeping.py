@@ -49,6 +49,9 @@ class Tree:
         self.ends_with = ExitStatus(signal=signal.SIGKILL)
         self.has_ended = True
 
+    def close(self) -> None:
+        """Hold nothing."""
+
 
 def keep(folder: Path, tree: Tree, told: list[str]) -> Keeping:
     def tell(word: str, fields: dict[str, Any]) -> None:

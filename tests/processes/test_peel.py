@@ -48,6 +48,9 @@ class FakeReach:
         self.living &= self.immortal
         self.on_kill()
 
+    def close(self) -> None:
+        """Hold nothing."""
+
 
 def run(stop: TreeStop, *, now: float = 0.0, steps: int = 10_000) -> float:
     """Step until the stop is over, with a clock that goes on by each pause; return the time at its end."""

@@ -162,11 +162,13 @@ class World:
         early: dict[str, Any] | None = None,
         job: str | None = None,
         output_dir: str | None = None,
+        is_watched: bool = False,
+        again: bool = False,
         **fields: Any,
     ) -> Job:
         name = job or f"proc_{uuid.uuid4().hex}"
         folder = self.folder / name
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o700, exist_ok=again)
         spec = JobSpec(
             job=name,
             scope="scope",
@@ -189,6 +191,7 @@ class World:
             failpoint=failpoint,
             how=how,
             early=early,
+            is_watched=is_watched,
         )
         started.pid = answer["pid"]
         return started

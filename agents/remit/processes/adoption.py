@@ -11,15 +11,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from remit.core.clock import Clock
 from remit.core.errors import ProcessProtocolError, RemitError
-from remit.processes.containment import Cgroup, find_cgroup, remove_unused_groups
+from remit.processes.containment import Cgroup, remove_unused_groups
+from remit.processes.filing import DIGEST_FIELD, is_unfinished, make_directory, unfinished
 from remit.processes.frames import connect, send
 from remit.processes.jobs import (
     RESULT_NAME,
@@ -36,18 +40,14 @@ from remit.processes.jobs import (
 )
 from remit.processes.output import STDERR_NAME, STDOUT_NAME
 from remit.processes.place import Place
-from remit.processes.supervisor import DIGEST_NAME, Supervisor
+from remit.processes.supervisor import Supervisor
 from remit.processes.sweep import sweep
 from remit.processes.table import ProcessIdentity, SystemTable
 
 __all__ = ["adopt_all", "is_alive", "sweep_job"]
 
-_YOUNG_S = 10.0
-"""A directory of that age may belong to a keeper that has not said anything yet."""
-_BIRTH_S = 1.0
-"""How long a daemon waits for such a keeper, at its start."""
-_LATE_BIRTH_S = 10.0
-"""How long the sweeper does, which nobody waits for."""
+_YOUNG_S = 60.0
+"""A directory of that age may still be under way to its name."""
 _POLL_S = 0.005
 _CONNECT_S = 1.0
 _GROUP_LIMIT_S = 5.0
@@ -56,6 +56,9 @@ _GROUP_LIMIT_S = 5.0
 def adopt_all(place: Place, supervisor: Supervisor, *, clock: Clock, log: Callable[[str], None]) -> int:
     """Take over every job that the supervisor does not know yet; return how many live now."""
     for jobdir in sorted(place.jobs.iterdir()):
+        if is_unfinished(jobdir):
+            _clear(jobdir)
+            continue
         if supervisor.records.get(jobdir.name) is not None:
             continue
         try:
@@ -75,7 +78,7 @@ def _adopt(jobdir: Path, supervisor: Supervisor, clock: Clock) -> None:
         raise ProcessProtocolError(f"{jobdir} holds no job of that name", version=None)
     digest = _digest(jobdir)
     result = _result_or_none(jobdir)
-    state = None if result is not None else _state(jobdir, wait_s=_BIRTH_S)
+    state = None if result is not None else _state(jobdir)
     if state is not None and state.boot != boot_id():
         result = _lost(spec, state, error="the machine was started again meanwhile")
         write_record(jobdir / RESULT_NAME, result)
@@ -95,9 +98,16 @@ def _adopt(jobdir: Path, supervisor: Supervisor, clock: Clock) -> None:
 
 def _digest(jobdir: Path) -> str:
     try:
-        return (jobdir / DIGEST_NAME).read_text()
-    except (OSError, ValueError):
+        return str(json.loads((jobdir / SPEC_NAME).read_bytes())[DIGEST_FIELD])
+    except (OSError, ValueError, LookupError):
         return ""  # equal to no fingerprint: the key is refused to everybody, and nothing runs twice
+
+
+def _clear(beside: Path) -> None:
+    """Remove what a keeper left that was killed before it had recorded its job."""
+    with suppress(OSError):  # it has got its name meanwhile
+        if time.time() - beside.stat().st_mtime >= _YOUNG_S:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def _result_or_none(jobdir: Path) -> JobResult | None:
@@ -107,18 +117,11 @@ def _result_or_none(jobdir: Path) -> JobResult | None:
         return None
 
 
-def _state(jobdir: Path, *, wait_s: float) -> JobState | None:
-    """Return the keeper's state; wait a moment for one that was forked just now."""
-    until = time.monotonic() + wait_s
-    while True:
-        try:
-            state = read_record(jobdir / STATE_NAME, JobState)
-            is_young = time.time() - jobdir.stat().st_mtime < _YOUNG_S
-        except (OSError, ProcessProtocolError):
-            return None
-        if state is not None or not is_young or time.monotonic() >= until:
-            return state
-        time.sleep(_POLL_S)
+def _state(jobdir: Path) -> JobState | None:
+    try:
+        return read_record(jobdir / STATE_NAME, JobState)
+    except (OSError, ProcessProtocolError):
+        return None
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
@@ -142,29 +145,28 @@ def _attach(jobdir: Path, state: JobState) -> socket.socket | None:
     return connection
 
 
-def sweep_job(spec: JobSpec, jobdir: Path, *, ended: tuple[int, ...] = ()) -> JobResult:
+def sweep_job(spec: JobSpec, jobdir: Path, *, digest: str = "", ended: tuple[int, ...] = ()) -> JobResult:
     """End what a lost keeper left, write the result, and return it; blocks for up to some seconds.
 
-    The program itself had the keeper's death as its own where the system offers
-    that; the rest is found by its control group and by the mark in its environment.
+    It is found by its control group, by parent, group and session of the program,
+    and by the mark in its environment.
 
     Args:
         spec: the job.
-        jobdir: its directory.
+        jobdir: its directory; made, if its keeper was lost before it had recorded the job.
+        digest: fingerprint of the command, for that case.
         ended: processes of it that the caller has ended already.
 
     Raises:
         OSError: the result cannot be written; what was to be ended has been ended.
     """
-    # Waited for longer than at adoption: a keeper that comes late, on a machine under load, would
-    # start its program after we said that nothing runs.
-    state = _state(jobdir, wait_s=_LATE_BIRTH_S)
+    if not jobdir.exists():
+        # Nothing of it ran, and nothing will: nothing runs before its record is made.
+        shutil.rmtree(unfinished(jobdir), ignore_errors=True)
+        make_directory(jobdir, spec, digest=digest)
+    state = _state(jobdir)
+    remove_unused_groups()
     if state is None:
-        # Nothing of it ran, but its group may have been made.
-        group = find_cgroup(spec.job)
-        if group is not None:
-            _empty_group(str(group.path))
-        remove_unused_groups()
         result = _lost(spec, None, error="its keeper was gone before it said anything")
     elif state.boot != boot_id():
         result = _lost(spec, state, error="the machine was started again meanwhile")

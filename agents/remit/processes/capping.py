@@ -135,6 +135,11 @@ class OutputGuard:
                 self.is_over = True
         return FAST_S if grown > self.files[0].cap // 64 else SLOW_S
 
+    def close(self) -> None:
+        """Close both files."""
+        for file in self.files:
+            os.close(file.descriptor)
+
     def sizes(self) -> tuple[int, int]:
         """Return the bytes written to standard output and to standard error."""
         return self.files[0].size(), self.files[1].size()

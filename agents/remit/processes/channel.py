@@ -65,6 +65,12 @@ class Channel:
         self._flush()
         self._want_write()
 
+    def release(self) -> socket.socket:
+        """Give the connection back, open; from here on nothing is read or written, and `on_close` is not called."""
+        self.is_closed = True
+        self._selector.unregister(self._connection)
+        return self._connection
+
     def close(self) -> None:
         """End the connection; `on_close` is not called. Harmless twice."""
         if self.is_closed:

@@ -38,6 +38,11 @@ class Connection:
         """Tell whether something waits until the peer reads."""
         return bool(self._unsent) and not self.is_closed
 
+    @property
+    def is_midway(self) -> bool:
+        """Tell whether part of a message has come and its end has not, or something is not sent yet."""
+        return self._reader.is_midway or bool(self._unsent)
+
     def read(self) -> list[dict[str, Any]]:
         """Return the messages that have come; closes at the peer's end, or when it sends none of ours."""
         messages: list[dict[str, Any]] = []

@@ -38,7 +38,6 @@ __all__ = [
     "become_subreaper",
     "detect",
     "die_with_parent",
-    "find_cgroup",
     "make_cgroup",
     "name_ahead",
     "remove_unused_groups",
@@ -157,6 +156,14 @@ class Cgroup:
         """
         (self.path / "cgroup.procs").write_text("0")
 
+    def leave(self) -> None:
+        """Move this process out, to the group above.
+
+        Raises:
+            OSError: not allowed here.
+        """
+        (self.path.parent / "cgroup.procs").write_text("0")
+
     def pids(self) -> tuple[int, ...]:
         """Return the processes in the group, dead ones that nobody waited for left out."""
         try:
@@ -201,13 +208,6 @@ def make_cgroup(name: str) -> Cgroup | None:
     except OSError:  # read-only, no right, too many, or one of that name
         return None
     return Cgroup(path)
-
-
-def find_cgroup(name: str) -> Cgroup | None:
-    """Return the control group that `make_cgroup` made for a job whose record is missing; None if there is none."""
-    parent = _cgroup_parent()
-    path = None if parent is None else parent / f"{_CGROUP_PREFIX}{name}"
-    return None if path is None or not path.is_dir() else Cgroup(path)
 
 
 def remove_unused_groups() -> None:

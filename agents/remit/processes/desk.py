@@ -36,6 +36,7 @@ class Desk:
 
     def __init__(self, lifeline: socket.socket | None) -> None:
         self.lifeline = None if lifeline is None else Connection(lifeline)
+        self._first = self.lifeline
         self.listener: socket.socket | None = None
         self.connections: list[Connection] = [] if self.lifeline is None else [self.lifeline]
         self._waiting: list[tuple[Connection, Any, str]] = []
@@ -88,10 +89,21 @@ class Desk:
         for connection in [connection for connection in self.connections if connection.is_closed]:
             self._forget(connection, keeping)
 
-    def close(self, name: str) -> None:
-        """Close everything and remove the socket."""
+    @property
+    def is_with_first(self) -> bool:
+        """Tell whether the first supervisor, if there was one, still holds the lifeline."""
+        return self.lifeline is self._first and (self._first is None or not self._first.is_closed)
+
+    @property
+    def is_midway(self) -> bool:
+        """Tell whether something was said in part only on the lifeline."""
+        return self.lifeline is None or self.lifeline.is_midway
+
+    def close(self, name: str, *, keep: socket.socket | None = None) -> None:
+        """Close everything but one connection, and remove the socket."""
         for connection in self.connections:
-            connection.close()
+            if connection.peer is not keep:
+                connection.close()
         if self.listener is not None:
             self.listener.close()
             Path(name).unlink(missing_ok=True)

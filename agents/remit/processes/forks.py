@@ -6,7 +6,8 @@ session, and is ended as such. Its children are thus keepers and sweepers that
 it forked, or what such a keeper left, and nothing else.
 
 Some keepers are forked ahead of their jobs and wait for them, so that a start
-does not wait for a fork. They have none of the daemon's descriptors from their first
+does not wait for a fork, and one that has nothing left of its job waits for the next.
+They have none of the daemon's descriptors from their first
 moment: else the lifelines of other keepers would seem alive when the daemon is killed.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -26,21 +28,27 @@ from typing import Any, NoReturn
 
 from remit.core.errors import ProcessProtocolError
 from remit.processes.adoption import sweep_job
-from remit.processes.containment import become_subreaper, detect, name_ahead, remove_unused_groups
+from remit.processes.containment import become_subreaper, detect, remove_unused_groups
 from remit.processes.descent import children
 from remit.processes.frames import receive, send
 from remit.processes.jobs import JobSpec, boot_id
-from remit.processes.keeper import fork_keeper, get_ready, keep
+from remit.processes.keeper import EXIT_BROKEN, ReadyKeeper, get_ready, keep, log_failure
 from remit.processes.rehearsal import rehearse
 from remit.processes.table import SystemTable
 
-__all__ = ["SPARES", "SystemForks"]
+__all__ = ["MAX_SPARES", "SPARES", "SystemForks"]
 
 _ORPHANS_LIMIT_S = 1.0
 """Longest time that the daemon stands still for what a killed keeper left; the sweeper has longer."""
 _ORPHANS_POLL_S = 0.001
+_MAX_JOBS = 200
+"""After how many jobs a keeper ends all the same: whatever grows in it, grows no further."""
 SPARES = 3
 """How many keepers wait for jobs: enough for an agent's usual burst; each takes a few megabytes."""
+MAX_SPARES = 8
+"""How many wait for the moment when a burst of jobs has ended, since it may come again."""
+_HAND_OVER_S = 2.0
+"""How long a keeper may take to read its order."""
 _REHEARSALS = 20
 """Python 3.11 fits its code to what it is used for after eight calls; PEP 659."""
 
@@ -50,9 +58,12 @@ class SystemForks:
 
     Args:
         reattach_grace_s: how long keepers wait for the next daemon when this one is gone, in seconds.
+        warden: number of the process that ends what keepers leave when this one is gone (see
+            `remit.processes.warden`); None without.
     """
 
-    def __init__(self, *, reattach_grace_s: float) -> None:
+    def __init__(self, *, reattach_grace_s: float, warden: int | None = None) -> None:
+        self._warden = warden
         self._reattach_grace_s = reattach_grace_s
         self._spares: deque[tuple[int, socket.socket]] = deque()
         self._own: set[int] = set()
@@ -73,36 +84,53 @@ class SystemForks:
             detect()
             boot_id()
             try:
-                self._spares.append(self._fork(self._be_spare))
+                self._spares.append(self._fork_keeper())
             except OSError:  # the next start forks for itself, and reports what is wrong
                 return False
         return len(self._spares) < SPARES
 
     def keeper(
-        self, spec: JobSpec, *, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
+        self, spec: JobSpec, *, digest: str, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
     ) -> tuple[int, socket.socket]:
-        """Have a keeper start the program: one that waits, else a new one."""
+        """Have a keeper start the program: the one that waits since the shortest time, else a new one."""
+        self._is_watched()
         while self._spares:
-            pid, connection = self._spares.popleft()
+            pid, connection = self._spares.pop()
             try:
-                _hand_over(connection, spec, env=env, jobdir=jobdir, stdin=stdin)
+                _hand_over(connection, spec, digest=digest, env=env, jobdir=jobdir, stdin=stdin)
             except (OSError, ProcessProtocolError):  # it was killed, or the job is too large to hand over
                 connection.close()  # and it ends
             else:
                 return pid, connection
-        forked = fork_keeper(spec, env=env, jobdir=jobdir, stdin=stdin, reattach_grace_s=self._reattach_grace_s)
-        self._own.add(forked.pid)
-        return forked.pid, forked.lifeline
+        pid, connection = self._fork_keeper()
+        try:
+            _hand_over(connection, spec, digest=digest, env=env, jobdir=jobdir, stdin=stdin)
+        except ProcessProtocolError as error:
+            connection.close()
+            raise OSError(errno.E2BIG, str(error)) from error
+        return pid, connection
 
-    def sweeper(self, spec: JobSpec, *, jobdir: Path, keeper: int) -> tuple[int, socket.socket]:
+    def take_back(self, pid: int, connection: socket.socket) -> None:
+        """Keep a keeper for the next job, unless many wait."""
+        if len(self._spares) < MAX_SPARES:
+            self._spares.append((pid, connection))
+        else:
+            connection.close()
+
+    def sweeper(self, spec: JobSpec, *, digest: str, jobdir: Path, keeper: int) -> tuple[int, socket.socket]:
         """Fork a process that ends what a lost keeper left, writes the result and sends it."""
         orphans = self._end_orphans(keeper)
 
         def run(connection: socket.socket) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            send(connection, "ended", result=sweep_job(spec, jobdir, ended=orphans).to_dict())
+            send(connection, "ended", result=sweep_job(spec, jobdir, digest=digest, ended=orphans).to_dict())
 
         return self._fork(run)
+
+    def trim(self) -> None:
+        """Let go of keepers that came back and were not needed again; they end."""
+        while len(self._spares) > SPARES:
+            self._spares.popleft()[1].close()
 
     def reap(self) -> None:
         """Take the exit status of those that have ended, so that no zombie stays."""
@@ -140,26 +168,66 @@ class SystemForks:
         while self._spares:
             self._spares.pop()[1].close()
 
-    def _be_spare(self, connection: socket.socket) -> None:
-        ready = get_ready(connection, group=name_ahead(os.getpid()))
+    def _fork_keeper(self) -> tuple[int, socket.socket]:
+        is_watched = self._is_watched()
+        return self._fork(lambda connection: self._be_keeper(connection, is_watched=is_watched))
+
+    def _is_watched(self) -> bool:
+        """Tell whether what a killed keeper leaves is ended, also when this process is killed with it."""
+        if self._warden is not None and os.getppid() != self._warden:
+            self._warden = None
+            self.close()  # they count on it; the next ones do not
+        return self._takes_in_orphans and self._warden is not None
+
+    def _be_keeper(self, connection: socket.socket, *, is_watched: bool) -> None:
+        ready = get_ready(connection, is_watched=is_watched)
         rehearse()
-        message = receive(connection)
-        if message is None:  # the daemon has gone, or needs nobody any more
-            ready.dismiss()
-            return
-        stdin = message["stdin"]
-        keep(
-            ready,
-            JobSpec.from_dict(message["spec"]),
-            env=message["env"],
-            jobdir=Path(message["jobdir"]),
-            stdin=None if stdin is None else base64.b64decode(stdin),
-            reattach_grace_s=self._reattach_grace_s,
-        )
+        for _ in range(_MAX_JOBS):
+            message = _next_job(connection)
+            if message is None or not self._keep(ready, message):
+                break
+            ready.renew()
+            connection.setblocking(True)
+            try:
+                send(connection, "idle")
+            except OSError:  # the daemon has gone
+                break
+        ready.dismiss()
+
+    def _keep(self, ready: ReadyKeeper, message: dict[str, Any]) -> bool:
+        jobdir, stdin = Path(message["jobdir"]), message["stdin"]
+        try:
+            return keep(
+                ready,
+                JobSpec.from_dict(message["spec"]),
+                env=message["env"],
+                jobdir=jobdir,
+                stdin=None if stdin is None else base64.b64decode(stdin),
+                reattach_grace_s=self._reattach_grace_s,
+                digest=message["digest"],
+            )
+        except BaseException:  # the outermost edge of this process: nobody is left to raise to
+            log_failure(jobdir)
+            os._exit(EXIT_BROKEN)
+
+
+def _next_job(connection: socket.socket) -> dict[str, Any] | None:
+    """Wait for an order; None when the daemon has gone, or needs nobody any more."""
+    while (message := receive(connection)) is not None:
+        if message["op"] == "keep":
+            return message
+        # Said of the last job before its end was heard: nobody waits for an answer.
+    return None
 
 
 def _hand_over(
-    connection: socket.socket, spec: JobSpec, *, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
+    connection: socket.socket,
+    spec: JobSpec,
+    *,
+    digest: str,
+    env: Mapping[str, str],
+    jobdir: Path,
+    stdin: bytes | None,
 ) -> None:
     """Give a job to a keeper that waits for one; in memory, as it came.
 
@@ -169,10 +237,13 @@ def _hand_over(
     """
     fields: dict[str, Any] = {
         "spec": spec.to_dict(),
+        "digest": digest,
         "env": dict(env),
         "jobdir": str(jobdir),
         "stdin": None if stdin is None else base64.b64encode(stdin).decode("ascii"),
     }
+    # Somebody may have stopped it; the daemon must not stand still with it.
+    connection.settimeout(_HAND_OVER_S)
     send(connection, "keep", **fields)
 
 

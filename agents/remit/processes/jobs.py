@@ -51,9 +51,9 @@ VERSION = 1
 """Version of every file and message of jobs."""
 
 SPEC_NAME = "spec.json"
-"""What is to be run; written before the keeper is forked."""
+"""What is to be run, and as `digest` its fingerprint; written once, by the keeper."""
 STATE_NAME = "state.json"
-"""How far it is; written by the keeper alone."""
+"""How far it is; written by the keeper alone, first before anything of the program runs."""
 RESULT_NAME = "result.json"
 """How it ended; written once, by the keeper, or by `procd` when the keeper is gone."""
 SOCKET_NAME = "ctl.sock"

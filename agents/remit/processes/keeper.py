@@ -1,14 +1,19 @@
-"""The keeper: one process, one thread, one job; whoever else dies, it ends its tree and says how.
+"""The keeper: one process, one thread, one job at a time; whoever else dies, it ends its tree and says how.
 
 **Invariants**
 
-1. It survives its supervisor and dies after its job.
+1. It survives its supervisor until its job has ended. It takes another job only
+   from the one who gave it the first, and only when the kernel has proven that it
+   has no child; else it dies after its job.
 2. It has none of its parent's descriptors but the lifeline, and the program has
    none of its own.
 3. It is a child of whoever forked it, who waits for it.
+4. It executes nothing for a supervisor that has gone: what the next one finds when
+   it looks is all that runs.
 
-What is left behind when it is killed: the program dies with it where the system
-has that; the rest of the tree is found by `state.json` (mark, root, control group).
+What is left behind when it is killed: behind a gate (`remit.processes.launch`) the
+program dies with it where the system has that; else whoever takes in its orphans ends
+it. The rest of the tree is found by `state.json` (mark, root, control group).
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from remit.processes.connections import Connection
-from remit.processes.containment import Cgroup, Containment, become_subreaper, detect, make_cgroup
+from remit.processes.containment import Cgroup, Containment, become_subreaper, detect, make_cgroup, name_ahead
 from remit.processes.desk import Desk
 from remit.processes.jobs import SOCKET_NAME, JobSpec, boot_id
 from remit.processes.keeping import Keeping
@@ -36,6 +41,7 @@ from remit.processes.table import ProcessIdentity
 from remit.processes.tree import identify
 
 __all__ = [
+    "EXIT_BROKEN",
     "LOG_NAME",
     "REATTACH_GRACE_S",
     "ForkedKeeper",
@@ -43,6 +49,7 @@ __all__ = [
     "fork_keeper",
     "get_ready",
     "keep",
+    "log_failure",
     "run_keeper",
 ]
 
@@ -51,10 +58,22 @@ LOG_NAME = "keeper.log"
 REATTACH_GRACE_S = 20.0
 """How long a foreground job goes on without a supervisor, by default; below the 30 s of a lease."""
 
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP)
+_IGNORED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGPIPE,
+    signal.SIGTSTP,
+    signal.SIGXFSZ,
+)
+_MAX_GOODBYES = 100
+"""How often the removal of the control group is tried."""
+_GOODBYE_S = 0.005
 _FLUSH_LIMIT_S = 1.0
 """How long the end waits for peers that do not read."""
-_EXIT_BROKEN = 70  # EX_SOFTWARE of sysexits.h
+EXIT_BROKEN = 70
+"""Exit status of a keeper that failed itself; EX_SOFTWARE of sysexits.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,8 @@ def fork_keeper(
     reattach_grace_s: float = REATTACH_GRACE_S,
     epoch: int = 0,
     containment: str | None = None,
+    digest: str = "",
+    is_watched: bool = False,
     failpoint: Callable[[str], None] | None = None,
 ) -> ForkedKeeper:
     """Fork a keeper, which starts the job at once; about two milliseconds.
@@ -105,6 +126,8 @@ def fork_keeper(
             reattach_grace_s=reattach_grace_s,
             epoch=epoch,
             containment=containment,
+            digest=digest,
+            is_watched=is_watched,
             failpoint=failpoint,
         )
     theirs.close()
@@ -121,6 +144,8 @@ def run_keeper(
     reattach_grace_s: float = REATTACH_GRACE_S,
     epoch: int = 0,
     containment: str | None = None,
+    digest: str = "",
+    is_watched: bool = False,
     failpoint: Callable[[str], None] | None = None,
 ) -> NoReturn:
     """Be the keeper of a job until its end, then exit; for a freshly forked child with one thread.
@@ -130,32 +155,38 @@ def run_keeper(
     Args:
         spec: what is to be run; checked by the caller.
         env: the whole environment of the program; held in memory only.
-        jobdir: directory of the job, of this user alone; state, result and socket come here.
+        jobdir: directory of the job, made here for this user alone; state, result and socket come there.
         lifeline: see `ForkedKeeper.lifeline`, the other end.
         stdin: bytes for standard input if the spec says `data`; held in memory only.
         reattach_grace_s: seconds that a foreground job goes on when the lifeline has broken.
         epoch: of the supervisor that holds the lifeline.
         containment: switches as `remit.processes.containment.switched` takes them; None reads the environment.
+        digest: fingerprint of the command, for the next daemon.
+        is_watched: whether somebody takes in what this process leaves when it is killed, and ends it;
+            else the program is made to die with it.
         failpoint: called with each word of `remit.processes.keeping.FAILPOINTS`, for tests.
     """
     try:
-        ready = get_ready(lifeline, group=spec.job, containment=containment)
-    except BaseException:  # as in `keep`
-        _log(jobdir)
-        os._exit(_EXIT_BROKEN)
-    keep(
-        ready,
-        spec,
-        env=env,
-        jobdir=jobdir,
-        stdin=stdin,
-        reattach_grace_s=reattach_grace_s,
-        epoch=epoch,
-        failpoint=failpoint,
-    )
+        ready = get_ready(lifeline, containment=containment, is_watched=is_watched)
+        keep(
+            ready,
+            spec,
+            env=env,
+            jobdir=jobdir,
+            stdin=stdin,
+            reattach_grace_s=reattach_grace_s,
+            epoch=epoch,
+            digest=digest,
+            failpoint=failpoint,
+        )
+        ready.dismiss()
+        os._exit(0)
+    except BaseException:  # the outermost edge of this process: nobody is left to raise to
+        log_failure(jobdir)
+        os._exit(EXIT_BROKEN)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadyKeeper:
     """A keeper that has everything but its job; what it needs is there before anybody waits for it."""
 
@@ -165,37 +196,58 @@ class ReadyKeeper:
     """What is used."""
     cgroup: Cgroup | None
     """The group that will hold the tree."""
+    is_gated: bool
+    """Whether the program is to die with this process; else this process is in the group too."""
     waiting: Waiting | None
-    """The child that will become the program; None when none could be forked, which is tried again."""
+    """The child that waits at the gate; None without one, or when none could be forked, which is tried again."""
     wake: int
     """Descriptor that can be read when a child may have ended."""
 
+    def renew(self) -> None:
+        """Be as ready for the next job as for the first."""
+        if self.cgroup is not None and not self.is_gated:
+            with suppress(OSError):  # as in `get_ready`
+                self.cgroup.enter()
+
     def dismiss(self) -> None:
-        """Leave nothing behind; for a keeper that got no job."""
+        """Leave nothing behind; for a keeper that gets no job any more."""
         if self.waiting is not None:
             self.waiting.dismiss()
-        if self.cgroup is not None:
-            self.cgroup.remove()
+        if self.cgroup is None:
+            return
+        if not self.is_gated:
+            with suppress(OSError):
+                self.cgroup.leave()
+        # The kernel may need a moment to see that a group is empty; one that stays harms nobody.
+        for _ in range(_MAX_GOODBYES):
+            if self.cgroup.remove():
+                return
+            time.sleep(_GOODBYE_S)
 
 
-def get_ready(lifeline: socket.socket, *, group: str, containment: str | None = None) -> ReadyKeeper:
-    """Leave the parent behind and fork the child that will become a program.
+def get_ready(lifeline: socket.socket, *, containment: str | None = None, is_watched: bool = False) -> ReadyKeeper:
+    """Leave the parent behind, and do all that does not depend on the job.
 
     Args:
         lifeline: as for `run_keeper`.
-        group: name of the control group; no other keeper has it.
         containment: as for `run_keeper`.
+        is_watched: as for `run_keeper`.
     """
     _settle_in(lifeline)
     wake = _wake_at_ends()
     found = detect(containment)
     found = replace(found, subreaper=found.subreaper and become_subreaper())
-    cgroup = make_cgroup(group) if found.cgroup else None
-    try:
-        waiting = fork_waiting(cgroup)
-    except OSError:
-        waiting = None
-    return ReadyKeeper(lifeline, found, cgroup, waiting, wake)
+    cgroup = make_cgroup(name_ahead(os.getpid())) if found.cgroup else None
+    # Without subreapers nobody can take in what we leave.
+    is_gated = not (is_watched and found.subreaper)
+    waiting = None
+    if is_gated:
+        with suppress(OSError):
+            waiting = fork_waiting(cgroup)
+    elif cgroup is not None:
+        with suppress(OSError):  # not allowed here; the tree is found by the other ways
+            cgroup.enter()
+    return ReadyKeeper(lifeline, found, cgroup, is_gated, waiting, wake)
 
 
 def keep(
@@ -207,33 +259,37 @@ def keep(
     stdin: bytes | None = None,
     reattach_grace_s: float = REATTACH_GRACE_S,
     epoch: int = 0,
+    digest: str = "",
     failpoint: Callable[[str], None] | None = None,
-) -> NoReturn:
-    """Do what `run_keeper` does, from here on; same arguments."""
-    code = _EXIT_BROKEN
-    try:
-        os.chdir(jobdir)
-        desk = Desk(ready.lifeline)
-        keeping = Keeping(
-            spec,
-            env=env,
-            jobdir=jobdir,
-            stdin=stdin,
-            containment=ready.containment,
-            keeper=identify(os.getpid()) or ProcessIdentity(os.getpid(), 0),
-            epoch=epoch,
-            reattach_grace_s=reattach_grace_s,
-            tell=desk.tell,
-            failpoint=failpoint or _pass_by,
-            cgroup=ready.cgroup,
-            waiting=ready.waiting,
-        )
-        _Loop(desk, keeping, ready.wake).run()
-        code = 0
-    except BaseException:  # the outermost edge of this process: nobody is left to raise to
-        _log(jobdir)
-    finally:
-        os._exit(code)
+) -> bool:
+    """Keep a job to its end; same arguments as for `run_keeper`.
+
+    Returns:
+        Whether this process may keep another job: nothing is left of this one, and the lifeline
+        is still in the hands of the one who gave it.
+    """
+    desk = Desk(ready.lifeline)
+    keeping = Keeping(
+        spec,
+        env=env,
+        jobdir=jobdir,
+        stdin=stdin,
+        containment=ready.containment,
+        keeper=identify(os.getpid()) or ProcessIdentity(os.getpid(), 0),
+        epoch=epoch,
+        reattach_grace_s=reattach_grace_s,
+        tell=desk.tell,
+        failpoint=failpoint or _pass_by,
+        digest=digest,
+        cgroup=ready.cgroup,
+        is_gated=ready.is_gated,
+        waiting=ready.waiting,
+    )
+    ready.waiting = None
+    _Loop(desk, keeping, ready.wake).run()
+    desk.close(SOCKET_NAME, keep=ready.lifeline)
+    keeping.close()
+    return not ready.is_gated and keeping.has_left_nothing and desk.is_with_first and not desk.is_midway
 
 
 class _Loop:
@@ -247,10 +303,14 @@ class _Loop:
 
     def run(self) -> None:
         """Keep the job to its end."""
-        self._desk.open(SOCKET_NAME)
-        # A stop that was sent right behind the start is here already: then nothing starts.
+        self._keeping.record(self._furnish)
+        # After the record: whoever comes when the supervisor has gone has found it, or nothing will start.
+        # And a stop that was sent right behind the start is here already: then nothing starts either.
         if self._desk.lifeline is not None:
             self._desk.read(self._desk.lifeline, self._keeping)
+            if not self._desk.is_with_first:
+                self._keeping.abandon()
+                return
         self._keeping.start()
         pause: float | None = 0.0
         while True:
@@ -260,7 +320,11 @@ class _Loop:
             if self._keeping.is_done:
                 break
         self._flush()
-        self._desk.close(SOCKET_NAME)
+
+    def _furnish(self, folder: Path) -> None:
+        # From within: the address of a socket holds 108 bytes only, and the folder gets another name.
+        os.chdir(folder)
+        self._desk.open(SOCKET_NAME)
 
     def _wait(self, pause_s: float | None) -> bool:
         """Wait that long at most and serve what came; tell whether a child has ended."""
@@ -328,8 +392,12 @@ class _Loop:
 def _settle_in(lifeline: socket.socket) -> None:
     """Leave the parent behind: session, signals, descriptors."""
     signal.set_wakeup_fd(-1)
-    for signum in _IGNORED:
-        signal.signal(signum, signal.SIG_IGN)
+    for signum in signal.valid_signals():
+        if signum in _IGNORED:
+            # A handler that does nothing: other than what is ignored, it is not there any more in the program.
+            signal.signal(signum, _ignore)
+        elif signal.getsignal(signum) == signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     with suppress(PermissionError):  # it leads a session already
         os.setsid()
@@ -344,7 +412,7 @@ def _wake_at_ends() -> int:
     os.set_blocking(wake, False)
     os.set_blocking(alarm, False)
     # The handler does nothing; the byte in the pipe wakes the loop.
-    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    signal.signal(signal.SIGCHLD, _ignore)
     signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
     return wake
 
@@ -359,11 +427,16 @@ def _close_others(kept: int) -> None:
                 os.close(int(name))
 
 
-def _log(jobdir: Path) -> None:
+def log_failure(jobdir: Path) -> None:
+    """Write the current exception to the keeper's log in the directory of its job, if there is one."""
     with suppress(OSError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(jobdir / LOG_NAME, flags, 0o600)
         os.write(descriptor, traceback.format_exc().encode("utf-8", "backslashreplace"))
+
+
+def _ignore(signum: int, frame: object) -> None:
+    """Do nothing when a signal comes."""
 
 
 def _pass_by(place: str) -> None:

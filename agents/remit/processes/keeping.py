@@ -34,7 +34,15 @@ from remit.processes.jobs import (
     StopCause,
     boot_id,
 )
-from remit.processes.launch import StartFailure, Waiting, describe_failure, environment, fork_waiting
+from remit.processes.launch import (
+    StartFailure,
+    Waiting,
+    describe_failure,
+    environment,
+    fork_waiting,
+    prefer_as_victim,
+    spawn,
+)
 from remit.processes.output import STDERR_NAME, STDOUT_NAME
 from remit.processes.peel import Peel, Reach, StopOutcome, Track, TreeStop
 from remit.processes.table import ProcessIdentity
@@ -43,8 +51,8 @@ from remit.processes.tree import identify
 __all__ = ["FAILPOINTS", "Keeping"]
 
 FAILPOINTS = (
-    "forked",
     "recorded",
+    "forked",
     "gate_opened",
     "executed",
     "stop_begun",
@@ -53,7 +61,7 @@ FAILPOINTS = (
     "result_written",
     "told",
 )
-"""Places in the life of a job, in order, at which a failpoint is called."""
+"""Places in the life of a job, in order, at which a failpoint is called; without a gate, two are passed over."""
 
 _SAMPLE_S = 0.1
 """Pause between two looks at the table where there is no subreaper: who was seen once is remembered."""
@@ -63,8 +71,6 @@ _LINGER_S = 0.5
 """Pause between two attempts to end what could not be ended, or to write what could not be written."""
 _LATE_ROUND = 1_000
 """Number of a round in which everything is tried."""
-_MAX_GOODBYES = 100
-"""How often the removal of the control group is tried; an empty one that stays harms nobody."""
 
 
 class Keeping:
@@ -81,8 +87,11 @@ class Keeping:
         reattach_grace_s: seconds that a foreground job goes on without a lifeline.
         tell: called with `started`, `backgrounded` or `ended`, and a JSON object.
         failpoint: called with each word of `FAILPOINTS`.
+        digest: fingerprint of the command, for a daemon that does not know the environment.
         cgroup: the group that holds the tree, or None.
-        waiting: the child that becomes the program, forked ahead and in the group; None forks one.
+        is_gated: whether the program is to wait at a gate and die with its keeper, see
+            `remit.processes.launch`; else this process is in the group as well.
+        waiting: the child that waits at the gate, forked ahead and in the group; None forks one.
     """
 
     def __init__(
@@ -98,7 +107,9 @@ class Keeping:
         reattach_grace_s: float,
         tell: Callable[[str, dict[str, Any]], None],
         failpoint: Callable[[str], None],
+        digest: str = "",
         cgroup: Cgroup | None = None,
+        is_gated: bool = True,
         waiting: Waiting | None = None,
     ) -> None:
         self.spec = spec
@@ -113,7 +124,9 @@ class Keeping:
         self._reattach_grace_s = reattach_grace_s
         self._tell = tell
         self._failpoint = failpoint
+        self._digest = digest
         self._cgroup = cgroup
+        self._is_gated = is_gated
         self._waiting = waiting
         self._reach: Reach | None = None
         self._guard: OutputGuard | None = None
@@ -128,7 +141,6 @@ class Keeping:
         self._stop: TreeStop | None = None
         self._failure: StartFailure | None = None
         self._linger_at = 0.0
-        self._goodbyes = 0
         self.state = JobState(
             job=spec.job,
             phase=JobPhase.STARTING,
@@ -145,6 +157,27 @@ class Keeping:
 
     # -- start ------------------------------------------------------------------------------
 
+    def record(self, furnish: Callable[[Path], None]) -> None:
+        """Make the directory of the job, before anything of the program runs; without it the job has ended.
+
+        Args:
+            furnish: see `remit.processes.filing.make_directory`.
+        """
+        try:
+            self._files.make(self.spec, self.state, digest=self._digest, furnish=furnish)
+        except OSError as error:
+            self._fail("files", error)
+        else:
+            self._failpoint("recorded")
+
+    def abandon(self) -> None:
+        """Forget a job of which nothing was started and nobody knows."""
+        if self._waiting is not None:
+            self._waiting.dismiss()
+            self._waiting = None
+        self._files.remove()
+        self.is_done = True
+
     def start(self) -> None:
         """Start the program; what keeps it from starting becomes the result."""
         if self.result is not None:
@@ -152,26 +185,51 @@ class Keeping:
         try:
             self._launch()
         except OSError as error:
-            stage = "files" if error.filename else "fork"
-            text = describe_failure(self.spec, stage=stage, number=error.errno, text=error.strerror or str(error))
-            self._failure = StartFailure(error.errno, text)
-            if self._reach is None:
-                self._finish(StopOutcome(), time.monotonic())
+            self._fail("files" if error.filename else "fork", error)
+
+    def _fail(self, stage: str, error: OSError) -> None:
+        text = describe_failure(self.spec, stage=stage, number=error.errno, text=error.strerror or str(error))
+        self._failure = StartFailure(error.errno, text)
+        if self._reach is None:
+            self._finish(StopOutcome(), time.monotonic())
 
     def _launch(self) -> None:
         folder = Path(self.spec.output_dir)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(folder)
         files = (
             CappedFile.open(folder / STDOUT_NAME, cap=self.spec.output_cap),
             CappedFile.open(folder / STDERR_NAME, cap=self.spec.output_cap),
         )
         self._guard = OutputGuard(files, punch=punch if self._containment.holes else keep)
-        waiting = self._take_waiting()
+        waiting = self._take_waiting() if self._is_gated else None
         stdin = self._open_input()
+        stdio = (stdin, files[0].descriptor, files[1].descriptor)
         try:
-            self._open_gate(waiting, (stdin, files[0].descriptor, files[1].descriptor))
+            if waiting is None:
+                self._spawn(stdio)
+            else:
+                self._open_gate(waiting, stdio)
         finally:
             os.close(stdin)
+        if self.spec.timeout_s is not None:
+            self._timeout_at = time.monotonic() + self.spec.timeout_s
+
+    def _spawn(self, stdio: tuple[int, int, int]) -> None:
+        child = spawn(self.spec, self._env, stdio)
+        if isinstance(child, StartFailure):
+            self._failure = child
+            self._finish(StopOutcome(), time.monotonic())
+            return
+        self._hold(child)
+        self._be_running()
+        prefer_as_victim(child)
+
+    def _hold(self, pid: int) -> None:
+        """Take a child as the root of the tree."""
+        root = identify(pid)
+        # A child that was not waited for is there, dead or alive.
+        self._reach = self._make_reach(root or ProcessIdentity(pid, 0))
+        self.state = replace(self.state, root=root)
 
     def _take_waiting(self) -> Waiting:
         """Return the child that was forked ahead, or a new one."""
@@ -181,10 +239,7 @@ class Keeping:
             waiting = None
         waiting = waiting or fork_waiting(self._cgroup)
         self.report = waiting.report
-        root = identify(waiting.pid)
-        # A child that was not waited for is there, dead or alive.
-        self._reach = self._make_reach(root or ProcessIdentity(waiting.pid, 0))
-        self.state = replace(self.state, root=root)
+        self._hold(waiting.pid)
         self._failpoint("forked")
         return waiting
 
@@ -195,15 +250,12 @@ class Keeping:
         except OSError:
             waiting.gate.close()  # the child ends without having executed anything
             raise
-        self._failpoint("recorded")
         waiting.order(self.spec, self._env, stdio)
-        if self.spec.timeout_s is not None:
-            self._timeout_at = time.monotonic() + self.spec.timeout_s
         self._failpoint("gate_opened")
 
     def _make_reach(self, root: ProcessIdentity) -> Reach:
         if self._containment.subreaper:
-            return Peel(root, cgroup=self._cgroup, use_pidfd=self._containment.pidfd)
+            return Peel(root, cgroup=self._cgroup, is_inside=not self._is_gated, use_pidfd=self._containment.pidfd)
         return Track(root, token=self.state.token, cgroup=self._cgroup, use_pidfd=self._containment.pidfd)
 
     def _open_input(self) -> int:
@@ -228,11 +280,26 @@ class Keeping:
         if data:
             self._failure = StartFailure.from_report(data, self.spec)
         elif self._cause is None:
-            self.state = replace(self.state, phase=JobPhase.RUNNING)
-            self._failpoint("executed")
-            self._tell("started", {"state": self.state.to_dict()})
-            # Afterwards: whoever adopts the job asks the keeper, and a dead keeper's job is not running.
-            self._files.save_if_possible(self.state)
+            self._be_running()
+
+    def _be_running(self) -> None:
+        self.state = replace(self.state, phase=JobPhase.RUNNING)
+        self._failpoint("executed")
+        self._tell("started", {"state": self.state.to_dict()})
+        # Afterwards: whoever adopts the job asks the keeper, and what a dead one left is found without this too.
+        self._files.save_if_possible(self.state)
+
+    def close(self) -> None:
+        """Give back what is held of a job that is done; its tree is empty."""
+        if self._guard is not None:
+            self._guard.close()
+        if self._reach is not None:
+            self._reach.close()
+
+    @property
+    def has_left_nothing(self) -> bool:
+        """Tell whether its tree is proven empty and its result is in its place."""
+        return self.result is not None and self._files.is_settled and self._is_empty()
 
     # -- what others ask --------------------------------------------------------------------
 
@@ -409,15 +476,8 @@ class Keeping:
             self._linger_at = now + _LINGER_S
             self._files.retry(now)
             self._sweep()
-        if not self._is_all_done():
-            return _LINGER_S
-        self._goodbyes += 1
-        # The kernel may need a moment to see that a group is empty.
-        self.is_done = self._cgroup is None or self._cgroup.remove() or self._goodbyes > _MAX_GOODBYES
-        return 0.005
-
-    def _is_all_done(self) -> bool:
-        return self._files.is_settled and self._is_empty()
+        self.is_done = self._files.is_settled and self._is_empty()
+        return 0.0 if self.is_done else _LINGER_S
 
     def _is_empty(self) -> bool:
         return self._reach is None or self._reach.is_empty
@@ -445,6 +505,14 @@ class Keeping:
 
     def _level(self) -> str:
         return replace(self._containment, cgroup=self._cgroup is not None).level
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a directory of this user alone, with those above it."""
+    try:
+        os.mkdir(folder, 0o700)  # the one above it is there, as a rule
+    except OSError:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _nobody(word: str) -> None:

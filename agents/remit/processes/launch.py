@@ -1,16 +1,22 @@
 """Fork and execute the program of one job, from its keeper.
 
+There are two ways. `spawn` forks without a copy of the keeper (vfork) and returns
+when the program is executed; it is for keepers whose death somebody else notices
+and answers (`remit.processes.warden`). `fork_waiting` forks a child that waits at a
+gate and dies with its keeper; it needs nobody else, and takes several times as long,
+since each page that it writes to is copied and all of them are given back by the exec.
+
 **Invariants**
 
-1. Nothing of the program runs before the order comes through the gate whole; it
-   never does when the keeper dies first.
-2. The program has a session and a group of its own, default signals, three
-   open descriptors, and dies with its keeper where the system has that.
-3. Whatever kept it from being executed is told through the pipe, once.
+1. Nothing of the program runs before its record is made. Behind the gate, nothing
+   ever does when the keeper dies before the order came through whole.
+2. The program has a session and a group of its own, default signals and three
+   open descriptors. One that came through the gate dies with its keeper where the
+   system has that.
+3. Whatever kept it from being executed is told once.
 
-The child may be forked before it is known what it will become: then all that is
-left for a start is the order and the exec. The keeper has one thread, so that
-Python code may run between fork and exec.
+The child behind the gate may be forked before it is known what it will become. The
+keeper has one thread, so that Python code may run between fork and exec.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import marshal
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +38,16 @@ from remit.processes.containment import Cgroup, die_with_parent
 from remit.processes.jobs import JobSpec
 from remit.processes.table import MARK_VARIABLE
 
-__all__ = ["RUN_VARIABLE", "StartFailure", "Waiting", "describe_failure", "environment", "fork_waiting"]
+__all__ = [
+    "RUN_VARIABLE",
+    "StartFailure",
+    "Waiting",
+    "describe_failure",
+    "environment",
+    "fork_waiting",
+    "prefer_as_victim",
+    "spawn",
+]
 
 RUN_VARIABLE = "REMIT_RUN"
 """Environment variable that tells a program which run, or turn, it belongs to."""
@@ -143,6 +159,55 @@ def fork_waiting(cgroup: Cgroup | None) -> Waiting:
     return Waiting(pid, opener, report)
 
 
+def spawn(spec: JobSpec, env: Mapping[str, str], stdio: tuple[int, int, int]) -> int | StartFailure:
+    """Execute a program as a child of this process; return its number when it runs, else why it does not.
+
+    It is in the control group of this process. No signal may be ignored or blocked
+    here, since the program would ignore it as well.
+
+    Args:
+        spec: of the job.
+        env: the whole environment.
+        stdio: descriptors that become standard input, output and error.
+    """
+    cwd = spec.cwd or "/"
+    try:
+        child = subprocess.Popen(
+            spec.argv,
+            stdin=stdio[0],
+            stdout=stdio[1],
+            stderr=stdio[2],
+            env=env,
+            cwd=cwd,
+            umask=spec.umask,
+            start_new_session=True,
+        )
+    except OSError as error:
+        stage = "fork" if error.filename is None else "cwd" if error.filename == cwd else "exec"
+        number, text = error.errno, error.strerror or str(error)
+    except ValueError as error:  # NUL characters, `=` in a name, characters that no program can be given
+        stage, number, text = "exec", errno.EINVAL, str(error)
+    else:
+        # Waited for by the tree's stop alone; the object must never do that.
+        child.returncode = 0
+        return child.pid
+    return StartFailure(number, describe_failure(spec, stage=stage, number=number, text=text))
+
+
+def prefer_as_victim(pid: int | str) -> None:
+    """Let a process, and what it starts from now on, go before others when memory runs out.
+
+    Args:
+        pid: its number, or `self`.
+    """
+    with suppress(OSError):  # it has ended, or the system has no such thing
+        descriptor = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, _OOM_SCORE)
+        finally:
+            os.close(descriptor)
+
+
 def _become(cgroup: Cgroup | None, keeper: int, gate: socket.socket, reporter: int) -> NoReturn:
     stage = "setup"
     try:
@@ -168,13 +233,10 @@ def _settle_in(cgroup: Cgroup | None, keeper: int) -> None:
     with suppress(OSError):  # not allowed here; the tree is found by the other ways
         if cgroup is not None:
             cgroup.enter()
-    with suppress(OSError):
-        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        os.write(descriptor, _OOM_SCORE)
-        os.close(descriptor)
-    # Handlers end with exec by themselves; what is ignored or blocked does not.
+    prefer_as_victim("self")
+    # Handlers end with exec by themselves; until then, a signal must find none of the keeper's.
     for signum in signal.valid_signals():
-        if signal.getsignal(signum) == signal.SIG_IGN:
+        if signal.getsignal(signum) not in (signal.SIG_DFL, None):
             signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

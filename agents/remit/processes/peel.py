@@ -84,6 +84,10 @@ class Reach(Protocol):
         """Send SIGKILL to whoever can be reached in this round, from 0."""
         ...
 
+    def close(self) -> None:
+        """Give back what is held."""
+        ...
+
 
 class Peel:
     """Reach of a keeper that is a subreaper and has exactly one job.
@@ -91,15 +95,24 @@ class Peel:
     Args:
         root: the child of this process that was started.
         cgroup: the group that holds the tree, or None.
+        is_inside: whether this process is in that group too.
         use_pidfd: signal deeper descendants through handles.
     """
 
-    def __init__(self, root: ProcessIdentity, *, cgroup: Cgroup | None = None, use_pidfd: bool = True) -> None:
+    def __init__(
+        self,
+        root: ProcessIdentity,
+        *,
+        cgroup: Cgroup | None = None,
+        is_inside: bool = False,
+        use_pidfd: bool = True,
+    ) -> None:
         self.root = root
         self.status: ExitStatus | None = None
         self.denied: set[int] = set()
         self.is_empty = False
         self._cgroup = cgroup
+        self._is_inside = is_inside
         self._table = SystemTable(use_pidfd=use_pidfd)
         self._direct: list[int] = [root.pid]
         self._known: dict[int, ProcessEntry] = {}
@@ -143,8 +156,7 @@ class Peel:
         """Send SIGKILL to the group and to one's own children, later to deeper ones too."""
         if self.is_empty:
             return
-        if self._cgroup is not None:
-            self._cgroup.kill()
+        self._kill_cgroup()
         self._send_group(SIGKILL)
         for pid in self._direct:
             self._kill_child(pid)
@@ -156,6 +168,17 @@ class Peel:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+    def _kill_cgroup(self) -> None:
+        if self._cgroup is None:
+            return
+        if self._is_inside:
+            try:
+                self._cgroup.leave()
+            except OSError:  # then it would be the end of this process too; children are killed all the same
+                return
+            self._is_inside = False
+        self._cgroup.kill()
 
     def _needs_no_signal(self, pid: int) -> bool:
         """Wait for a child if it has ended; tell whether it has. The root is not waited for here."""
@@ -339,8 +362,9 @@ class TreeStop:
 
 
 def living_in(cgroup: Cgroup | None, table: SystemTable) -> dict[int, ProcessEntry]:
-    """Return the living processes of a control group, by number."""
-    entries = (table.entry(pid) for pid in (() if cgroup is None else cgroup.pids()))
+    """Return the living processes of a control group but this one, by number."""
+    pids = () if cgroup is None else cgroup.pids()
+    entries = (table.entry(pid) for pid in pids if pid != os.getpid())
     return {entry.pid: entry for entry in entries if entry is not None and not entry.is_dead}
 
 

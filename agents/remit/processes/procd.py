@@ -2,7 +2,8 @@
 
 One a node and user. It detaches from whoever starts it, twice forked and in a
 session of its own, so that neither Ray's clean-up nor a closed terminal takes
-it, and exits by itself when it has had nothing to do for long.
+it, and exits by itself when it has had nothing to do for long. The process between
+the two forks stays as its warden.
 
 Two daemons never serve one directory: the lock of life comes before the socket.
 """
@@ -21,11 +22,13 @@ from pathlib import Path
 
 from remit.core.clock import SystemClock
 from remit.core.errors import ProcdUnavailable
+from remit.processes.containment import become_subreaper, detect
 from remit.processes.forks import SystemForks
 from remit.processes.leases import LEASE_S
 from remit.processes.place import Place, try_lock
 from remit.processes.server import IDLE_S, Server
 from remit.processes.starting import READY, TAKEN
+from remit.processes.warden import keep_watch
 
 __all__ = ["main"]
 
@@ -47,15 +50,18 @@ def _serve(options: argparse.Namespace) -> int:
     place = Place(options.state_dir)
     place.create()
     ready: int | None = options.ready_fd
-    if options.detach and not _detach(place):
-        return 0
+    warden: int | None = None
+    if options.detach:
+        if os.fork():
+            return 0
+        warden = _detach(place)
     lock = try_lock(place.life_lock)
     if lock is None:
         _tell(ready, TAKEN)
         return 0
     os.ftruncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
-    forks = SystemForks(reattach_grace_s=options.reattach_grace_s)
+    forks = SystemForks(reattach_grace_s=options.reattach_grace_s, warden=warden)
     forks.take_in_orphans()
     server = Server(
         place,
@@ -95,16 +101,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _detach(place: Place) -> bool:
-    """Fork twice into a new session; tell in the process that called whether it is the daemon."""
-    if os.fork():
-        return False
+def _detach(place: Place) -> int | None:
+    """Go into a new session and fork the daemon; return in it the number of its warden, None without one.
+
+    The process that called becomes the warden, or ends where it cannot be one.
+    """
     os.setsid()
-    if os.fork():
-        os._exit(0)
     os.chdir("/")
     os.umask(0o077)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for signum in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_IGN)
+    has_warden = detect().subreaper and become_subreaper()
+    if os.fork():
+        if has_warden:
+            keep_watch()
+        os._exit(0)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_DFL)
     # Its starter may ignore or block what we need: waiting for children, above all.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -116,7 +129,7 @@ def _detach(place: Place) -> bool:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-    return True
+    return os.getppid() if has_warden else None
 
 
 def _listen(place: Place) -> socket.socket:

@@ -2,12 +2,13 @@
 
 After a fork each page that is written to is copied by the kernel, and in Python
 whatever is used is written to, its count of references at least. A keeper that
-was forked ahead takes these copies while nobody waits. Nothing is started, and
-no file is made: the directories of this job lie below a file.
+was forked ahead takes these copies while nobody waits. Nothing is executed, and
+no file is made: program and directories of this job lie below a file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -15,9 +16,12 @@ from typing import Any
 
 from remit.processes import frames
 from remit.processes.containment import Containment
+from remit.processes.descent import below
+from remit.processes.filing import make_directory
 from remit.processes.jobs import JobSpec, JobState
 from remit.processes.keeping import Keeping
-from remit.processes.table import ProcessIdentity
+from remit.processes.launch import spawn
+from remit.processes.table import ProcessIdentity, SystemTable
 from remit.processes.tree import identify
 
 __all__ = ["rehearse"]
@@ -63,3 +67,10 @@ def _rehearse_once() -> None:
     JobState.from_dict(json.loads(json.dumps(keeping.state.to_dict())))
     keeping.start()
     keeping.tick(child_ended=False)
+    with contextlib.suppress(OSError):
+        make_directory(Path(_NOWHERE), spec, digest="", state=keeping.state)
+    for pid in (os.getpid(), 0):
+        below(pid, table=SystemTable())
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    spawn(JobSpec(job=spec.job, scope=spec.scope, argv=(_NOWHERE,), output_dir=_NOWHERE), {}, (nothing,) * 3)
+    os.close(nothing)

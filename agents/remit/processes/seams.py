@@ -19,20 +19,27 @@ __all__ = ["Forks", "Open", "Start"]
 class Forks(Protocol):
     """How keepers and sweepers come to life; both return their pid and our end of a stream socket."""
 
-    def keeper(self, spec: JobSpec, *, env: Mapping[str, str], jobdir: Path, stdin: bytes | None) -> tuple[int, socket]:
-        """Fork a keeper that starts the program.
+    def keeper(
+        self, spec: JobSpec, *, digest: str, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
+    ) -> tuple[int, socket]:
+        """Have a keeper record the job and start the program.
 
         Raises:
             OSError: no memory, or no descriptor left.
         """
         ...
 
-    def sweeper(self, spec: JobSpec, *, jobdir: Path, keeper: int) -> tuple[int, socket]:
+    def take_back(self, pid: int, connection: socket) -> None:
+        """Take a keeper that is ready for another job; its connection is taken over."""
+        ...
+
+    def sweeper(self, spec: JobSpec, *, digest: str, jobdir: Path, keeper: int) -> tuple[int, socket]:
         """Fork a process that ends what a lost keeper left, writes the result and sends it.
 
         Args:
             spec: the job.
-            jobdir: its directory.
+            digest: fingerprint of its command.
+            jobdir: its directory; made, if the keeper was lost before it did that.
             keeper: number of the keeper that is gone, or 0.
 
         Raises:
@@ -42,6 +49,10 @@ class Forks(Protocol):
 
     def prepare(self) -> bool:
         """Do ahead one thing that the next start would have to wait for; tell whether there is more of it."""
+        ...
+
+    def trim(self) -> None:
+        """Let go of what was done ahead and not needed for a while."""
         ...
 
     def close(self) -> None:

@@ -153,6 +153,7 @@ class Server:
 
     def _tick(self) -> None:
         self.supervisor.prune()
+        self._forks.trim()
         self._timers.call_at(self._clock.monotonic() + TICK_S, self._tick)
 
     def _open(

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import signal
 import time
@@ -31,16 +30,7 @@ from remit.core.clock import Clock
 from remit.core.errors import CommandNotStarted, ProcessKeyConflict, ProcessProtocolError, RemitError
 from remit.processes.answers import StartAnswer, StartKind
 from remit.processes.channel import Channel
-from remit.processes.jobs import (
-    RESULT_NAME,
-    SPEC_NAME,
-    JobOutcome,
-    JobResult,
-    JobSpec,
-    JobState,
-    read_record,
-    write_record,
-)
+from remit.processes.jobs import RESULT_NAME, JobOutcome, JobResult, JobSpec, JobState, read_record
 from remit.processes.leases import LEASE_S, Leases
 from remit.processes.place import Place
 from remit.processes.records import Claim, ClaimKind, Record, Records, RecordState, StopWish
@@ -49,10 +39,7 @@ from remit.processes.table import ProcessIdentity, SystemTable
 from remit.processes.timers import Timer, Timers
 from remit.processes.tree import identify
 
-__all__ = ["DIGEST_NAME", "Supervisor"]
-
-DIGEST_NAME = "digest"
-"""File of a job's directory with the fingerprint of its command."""
+__all__ = ["Supervisor"]
 
 _REAP_DELAY_S = 0.05
 
@@ -138,17 +125,17 @@ class Supervisor:
         spec = start.spec
         jobdir = self._place.job(spec.job)
         try:
-            jobdir.mkdir(mode=0o700)
-            write_record(jobdir / SPEC_NAME, spec)
-            write_digest(jobdir, start.fingerprint)
-            pid, connection = self._forks.keeper(spec, env=start.env, jobdir=jobdir, stdin=start.stdin)
+            pid, connection = self._forks.keeper(
+                spec, digest=start.fingerprint, env=start.env, jobdir=jobdir, stdin=start.stdin
+            )
         except OSError as error:
-            what = f"its keeper cannot be started in {jobdir}: {error}; free space, memory or processes"
+            what = f"its keeper cannot be started: {error}; free memory or processes"
             self._not_started(spec.job, f"cannot start {spec.argv[0]!r}: {what}", error.errno)
             return
         self._hold(spec.job, connection, identify(pid))
 
     def _hold(self, job: str, connection: socket, keeper: ProcessIdentity | None) -> None:
+        pid = 0 if keeper is None else keeper.pid
         live = self._live[job]
         live.keeper = keeper
 
@@ -158,9 +145,14 @@ class Supervisor:
             self._timers.call_at(self._clock.monotonic() + _REAP_DELAY_S, self._forks.reap)
             self._keeper_gone(job)
 
-        live.channel = self._open(
-            connection, on_message=lambda _, message: self._keeper_said(job, message), on_close=on_close
-        )
+        def on_message(channel: Channel, message: dict[str, Any]) -> None:
+            if message.get("op") == "idle" and job not in self._live and not channel.is_closed:
+                self._channels.discard(channel)
+                self._forks.take_back(pid, channel.release())
+            else:
+                self._keeper_said(job, message)
+
+        live.channel = self._open(connection, on_message=on_message, on_close=on_close)
         self._channels.add(live.channel)
 
     def _drop(self, job: str) -> _Live:
@@ -176,9 +168,9 @@ class Supervisor:
         self.records.release(job)
         live = self._drop(job)
         shutil.rmtree(self._place.job(job), ignore_errors=True)
-        owner = live.starters.popleft()
-        program = owner.spec.argv[0]
-        owner.answered(CommandNotStarted(error, program=program, errno=errno))
+        if live.starters:  # none, if an earlier daemon was asked
+            owner = live.starters.popleft()
+            owner.answered(CommandNotStarted(error, program=owner.spec.argv[0], errno=errno))
         for told in live.on_end:
             told(None)
         for start in live.starters:
@@ -284,7 +276,10 @@ class Supervisor:
             self._log(f"the keeper of {job} is gone; sweeping")
             try:
                 _, connection = self._forks.sweeper(
-                    record.spec, jobdir=jobdir, keeper=live.keeper.pid if live.keeper else 0
+                    record.spec,
+                    digest=record.fingerprint,
+                    jobdir=jobdir,
+                    keeper=live.keeper.pid if live.keeper else 0,
                 )
             except OSError as error:
                 self._ended(job, _lost(job, f"its keeper was killed, and nothing could be swept: {error}"))
@@ -391,19 +386,6 @@ def _answer(spec: JobSpec, claim: Claim) -> StartAnswer | ProcessKeyConflict:
         generation=record.generation,
         result=record.result,
     )
-
-
-def write_digest(jobdir: Path, fingerprint: str) -> None:
-    """Keep the fingerprint of a job for the next daemon, which will not know the environment.
-
-    Raises:
-        OSError: no space, or no right.
-    """
-    handle = os.open(jobdir / DIGEST_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(handle, fingerprint.encode())
-    finally:
-        os.close(handle)
 
 
 def _read_result(jobdir: Path) -> JobResult | None:
