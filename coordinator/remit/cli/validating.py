@@ -9,7 +9,7 @@ from typing import Any
 from remit.cli.job import Job, load_job
 from remit.cli.lines import Line
 from remit.cli.output import print_json, print_lines
-from remit.coordinator.api import resolve_workspace
+from remit.coordinator.workspace import resolve_workspace
 from remit.core.errors import InvalidArgument
 
 __all__ = ["validate"]

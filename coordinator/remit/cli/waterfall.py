@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from remit.cli.lines import Line
+from remit.core.texts import one_line
 from remit.telemetry.trace import CancelPath, HopRow, Row, Trace
 
 __all__ = ["cancel_lines", "waterfall_lines"]
@@ -41,7 +42,7 @@ def waterfall_lines(trace: Trace, *, width: int, is_ascii: bool, is_cut: bool = 
     """
     rows = trace.rows()
     shown = rows[:_MOST_ROWS]
-    labels = [_plain(f"{'!' if row.is_cancel else ' '} {'  ' * row.depth}{row.label}") for row in shown]
+    labels = [one_line(f"{'!' if row.is_cancel else ' '} {'  ' * row.depth}{row.label}") for row in shown]
     label_width = min(max((len(label) for label in labels), default=0), max(_LEAST_LABEL, width * 2 // 5))
     left = width - label_width - _TIME_WIDTH - len(" ||  ")
     bar_width = max(_LEAST_BAR, left - _NOTE_WIDTH)
@@ -53,7 +54,7 @@ def waterfall_lines(trace: Trace, *, width: int, is_ascii: bool, is_cut: bool = 
     for row, label in zip(shown, labels, strict=True):
         bar = _bar(row, start, span_s, bar_width, marks[row.kind])
         time = short_time(row.span.seconds).rjust(_TIME_WIDTH)
-        note = _plain(row.note) if note_width is None else _cut(_plain(row.note), note_width)
+        note = one_line(row.note) if note_width is None else _cut(one_line(row.note), note_width)
         text = f"{_cut(label, label_width).ljust(label_width)} |{bar}|{time}  {note}".rstrip()
         lines.append(Line(text, _STYLES[row.kind]))
     if len(rows) > len(shown):
@@ -68,11 +69,6 @@ def _rest(rows: list[Row]) -> str:
     text += f", {cancels} of a cancel (see --cancel)" if cancels else ""
     text += f", {_count(errors, 'error')}" if errors else ""
     return f"{text}; --json and --html show all"
-
-
-def _plain(text: str) -> str:
-    """Return a text on one line that says nothing to the terminal itself: names and reasons are of others."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def _bar(row: Row, start: float, span_s: float, width: int, mark: str) -> str:
@@ -92,7 +88,7 @@ def cancel_lines(trace: Trace) -> list[Line]:
         return [Line("nothing was cancelled in this turn")]
     lines: list[Line] = []
     for path in paths:
-        lines.extend(Line(_plain(line.text), line.style) for line in _path_lines(path))
+        lines.extend(_path_lines(path))
     return lines
 
 

@@ -19,6 +19,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
 
+from remit.core.texts import one_line
 from remit.locks.claims import Mode
 from remit.locks.glob import DEEP, Name, include, meet, name_includes, names_meet, parse_name
 
@@ -53,7 +54,7 @@ class Area:
         """Return the area as people write it: `write src/a.py`."""
         kind = "" if self.kind is AreaKind.PATH else f"{self.kind.value} "
         text = self.label or self.key or "."
-        return f"{self.mode.value} {kind}{text if text.isprintable() else _escaped(text)}"
+        return f"{self.mode.value} {kind}{one_line(text)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the area as a mapping of texts, for JSON."""
@@ -108,11 +109,6 @@ _READ: Final = Mode.READ
 _WRITE: Final = Mode.WRITE
 _PATH: Final = AreaKind.PATH
 _INODE: Final = AreaKind.INODE
-
-
-def _escaped(text: str) -> str:
-    """Return a name with what could move a terminal's cursor, or is no character, written out."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def overlap(one: Area, two: Area) -> bool:
