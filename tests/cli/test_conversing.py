@@ -116,7 +116,8 @@ def test_a_part_of_an_id_that_means_several_is_refused_and_answers_are_one_docum
     async def two() -> None:
         async with command.system.coordinator() as coordinator, coordinator.turn("t") as turn:
             runs = await turn.delegate_many(ask, [{}, {}])
-            while len(await coordinator.approvals()) < 2:
+            # Where the command looks: the coordinator knows of them before they are on the disk.
+            while len((await asyncio.to_thread(command.json, "approvals"))["approvals"]) < 2:
                 await asyncio.sleep(0.005)
             several = await asyncio.to_thread(command, "approve", "approval_")
             assert several.exit_code == 2

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from remit.agents import RunContext, agent
-from remit.coordinator import Coordinator
 from remit.coordinator.life import journal_path
 from remit.journal import SqliteJournal
 from remit.locks import read, write
@@ -30,9 +29,11 @@ def remit(*words: str) -> str:
     return result.stdout
 
 
-async def until_claimed(coordinator: Coordinator, count: int) -> None:
+async def until_claimed(workspace: Path, count: int) -> None:
+    """Wait until so many claims are on the disk: there the command looks, and the coordinator knows of them earlier."""
     for _ in range(2_000):
-        if len(await coordinator.locks()) == count:
+        shown = json.loads(await asyncio.to_thread(remit, "locks", "--json", "-w", str(workspace)))
+        if len(shown["claims"]) == count:
             return
         await asyncio.sleep(0.005)
     raise AssertionError(f"never {count} claims")
@@ -63,7 +64,7 @@ def test_holders_and_waiters_are_shown_in_order(tmp_path: Path) -> None:
                 runs = []
                 for count in (1, 2):
                     runs.append(await turn.delegate(keep))
-                    await until_claimed(coordinator, count)
+                    await until_claimed(tmp_path, count)
                 holder, waiter = runs
                 lines = (await asyncio.to_thread(remit, "locks", "-w", str(tmp_path))).splitlines()
                 assert lines[0].startswith(f"write src/a.py and read docs  granted  {holder.id} (keep)")
