@@ -304,7 +304,11 @@ time.sleep(600)
 def second_node(
     environment: dict[str, str], address: str, log: Path, *, num_cpus: int = 2
 ) -> Iterator[Callable[[], None]]:
-    """Start another node of the cluster on this machine; yields what kills it like a power cut."""
+    """Start another node of the cluster on this machine; yields what kills it like a power cut.
+
+    Before and after there is one node: a dead one counts as alive until the cluster has missed it for long enough.
+    """
+    _until_one_node()
     temp_dir = str(Path(environment["REMIT_STATE_DIR"]) / "ray")
     with log.open("wb") as output:
         node = subprocess.Popen(
@@ -328,7 +332,19 @@ def second_node(
         yield cut
     finally:
         if node.poll() is None:
+            # Asked to, the node manager says goodbye to the cluster.
+            for process in psutil.Process(node.pid).children(recursive=True):
+                if process.name().startswith("raylet"):
+                    process.terminate()
+                    psutil.wait_procs([process], timeout=10.0)
             cut()
+        _until_one_node()
+
+
+def _until_one_node() -> None:
+    from remit.coordinator import ray_engine
+
+    wait_until(lambda: sum(n["Alive"] for n in ray_engine.ray.nodes()) == 1, timeout_s=120.0, message="one node")
 
 
 @pytest.mark.timeout(300)

@@ -106,14 +106,14 @@ async def _at_work(coordinator: Coordinator, turn: Turn, workspace: Path, other:
     """Start the tree, some of it on the other node, and wait until each of its runs is at what it is there for."""
     await coordinator.drain(other)
     whole = await turn.delegate(middle)
-    await _noted(workspace, "near")
-    await coordinator.drain(other, undo=True)
-    (workspace / "note-other-node-is-free").touch()
-    await _noted(workspace, "holds", "program", "computes")
+    await _noted(workspace, "near", "holds")
     while not await coordinator.approvals():
         await asyncio.sleep(0.05)
     while not any(claim.held_by for claim in await coordinator.locks()):
         await asyncio.sleep(0.05)
+    await coordinator.drain(other, undo=True)
+    (workspace / "note-other-node-is-free").touch()
+    await _noted(workspace, "program", "computes")
     while not (await coordinator.run(whole.id)).waiting_for:
         await asyncio.sleep(0.05)
 
