@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of these messages; both ends must have the same."""
 
 
