@@ -70,7 +70,7 @@ def test_git_locks_of_a_program_whose_host_died_go_where_its_run_holds_the_claim
     repository = Repository(tmp_path)
     repository.hold("pre-commit")
     commit = "git -c user.name=a -c user.email=a@b commit -qam x & "
-    script = f"cd {tmp_path}; {commit} while [ ! -e .git/is-held ]; do sleep 0.01; done; kill -9 $!; exec sleep 1000"
+    script = f"cd {tmp_path}; {commit} while [ ! -e .git/is-held ]; do sleep 0.01; done; kill -9 $!; kill -9 $$"
     node.run("sh", "-c", script, scope=scope_of(tmp_path))
     wait_for(lambda: repository.ready.exists() and not living_gits(repository), "git was not killed")
     assert repository.locks() == ["index.lock"]

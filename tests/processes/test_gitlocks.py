@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from remit.processes import gitplaces
+from remit.processes import JobOutcome, JobResult, gitplaces
+from remit.processes.aftermath import was_killed
 from remit.processes.gitlocks import GitLock, GitUser, KilledTree, why_it_stays
 from remit.processes.gitplaces import find_git_dirs, find_locks, git_users, may_have_git, take_away
 from remit.testing.wait import wait_until
@@ -65,6 +68,27 @@ def test_a_git_elsewhere_is_no_doubt_and_one_in_a_worktree_is_for_what_is_shared
     assert stays(replace(LOCK, path=f"{other}/index.lock", git_dir=other), users=(sibling,)) == ""
     assert "at work" in stays(replace(LOCK, path="/w/.git/config.lock"), users=(sibling,))
     assert "at work" in stays(replace(LOCK, path=f"{other}/index.lock", git_dir=other), users=(HERE,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"exit_code": 1}, False),
+        ({"signal": signal.SIGTERM}, False),
+        ({"signal": signal.SIGTERM, "signalled": (4, 5)}, False),
+        ({"signal": signal.SIGKILL}, True),
+        ({"signal": signal.SIGSEGV}, True),
+        ({"exit_code": 137}, True),
+        ({"signal": signal.SIGTERM, "escalated": (5,)}, True),
+        ({"survivors": (5,)}, True),
+        ({"outcome": JobOutcome.KEEPER_LOST}, True),
+    ],
+)
+def test_a_place_is_looked_at_where_something_had_no_time_to_clean_up(fields: dict[str, Any], expected: bool) -> None:
+    """Git takes its locks away on SIGTERM itself: what obeys costs nothing more."""
+    result = JobResult(**{"job": "proc_1", "outcome": JobOutcome.CANCELLED, **fields})
+    assert was_killed(result) is expected
 
 
 # -- the disk ---------------------------------------------------------------------------

@@ -26,7 +26,9 @@ async def commit_and_die(ctx: RunContext, command: list[str], held: str) -> None
     """Let a git be killed while it holds the index; the program around it lives until it is swept."""
     Path(held).with_name("host").write_text(str(os.getpid()))
     words = " ".join(f"'{word}'" for word in command)
-    script = f"{words} & while [ ! -e {held} ]; do sleep 0.01; done; kill -9 $!; echo > {held}.killed; exec sleep 600"
+    # What is deaf to SIGTERM has to be killed.
+    until_held = f"while [ ! -e {held} ]; do sleep 0.01; done"
+    script = f"trap '' TERM; {words} & {until_held}; kill -9 $!; echo > {held}.killed; exec sleep 600"
     await ctx.process(["sh", "-c", script], env=ENVIRONMENT, cwd=ctx.workspace)
 
 

@@ -19,11 +19,16 @@ __all__ = ["locks_after", "locks_in", "treat", "was_killed"]
 
 _KILLED = 128 + signal.SIGKILL
 """What a shell exits with when the program that it ran was killed."""
+_CLEANED_UP = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTERM})
+"""Signals on which git takes its locks away itself (`sigchain_push_common` in its sources)."""
 
 
 def was_killed(result: JobResult) -> bool:
-    """Tell whether something of a program may have had no time to clean up."""
-    if result.outcome is JobOutcome.KEEPER_LOST or result.signal is not None:
+    """Tell whether something of a program may have had no time to clean up.
+
+    Not so if all of it ended on SIGTERM, as most do: a cancel of many programs looks at nothing then.
+    """
+    if result.outcome is JobOutcome.KEEPER_LOST or result.signal not in (None, *_CLEANED_UP):
         return True
     return bool(result.escalated or result.survivors) or result.exit_code == _KILLED
 
