@@ -282,3 +282,11 @@ SHY_MUTANTS: tuple[Mutant, ...] = (
     a_retry_forgotten,
 )
 """Those that take more than a few seeds to show."""
+
+SHOWN_FROM: dict[Mutant, int] = {
+    a_start_not_sent_again: 700,
+    programs_of_an_earlier_life_left_behind: 1_000,
+    programs_that_could_not_be_ended_forgotten: 400,
+    a_quarantine_without_a_program: 1_800,
+}
+"""A seed that some are shown soon after: where to look first, to save time."""
