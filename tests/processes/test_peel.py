@@ -48,6 +48,10 @@ class FakeReach:
         self.living &= self.immortal
         self.on_kill()
 
+    @property
+    def remembered(self) -> tuple[ProcessIdentity, ...]:
+        return ()
+
     def close(self) -> None:
         """Hold nothing."""
 

@@ -162,7 +162,7 @@ def sweep_job(spec: JobSpec, jobdir: Path, *, digest: str = "", ended: tuple[int
         leader = state.root or state.keeper
         # The control group first, where there is one: nothing can have left it unseen.
         grouped, stuck = _empty_group(state.cgroup)
-        report = sweep(leader.pid, leader.started, token=state.token, grace_s=0.0)
+        report = sweep(leader.pid, leader.started, token=state.token, grace_s=0.0, known=state.seen)
         result = _lost(
             spec,
             state,

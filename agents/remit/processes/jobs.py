@@ -138,7 +138,8 @@ class _Record:
             if isinstance(value, ProcessIdentity):
                 value = [value.pid, value.started]
             elif isinstance(value, tuple):
-                value = list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+                items: tuple[Any, ...] = value
+                value = [[one.pid, one.started] if isinstance(one, ProcessIdentity) else one for one in items]
             data[name] = value
         return data
 
@@ -285,6 +286,8 @@ class JobState(_Record):
     """The same on the machine's monotonic clock, for deadlines."""
     left: tuple[int, ...] = ()
     """After the end: processes that could not be ended and are still watched."""
+    seen: tuple[ProcessIdentity, ...] = ()
+    """Without subreapers: the tree as it was seen last, for whoever sweeps after the keeper."""
 
     @classmethod
     def _decoded(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -295,6 +298,7 @@ class JobState(_Record):
             "keeper": _identity(data["keeper"]),
             "root": None if root is None else _identity(root),
             "left": tuple(data.get("left", ())),
+            "seen": tuple(_identity(pair) for pair in data.get("seen", ())),
         }
 
 

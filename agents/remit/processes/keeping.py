@@ -388,6 +388,9 @@ class Keeping:
         if (is_peeled and child_ended) or (not is_peeled and now >= self._sample_at):
             self._reach.look()
             self._sample_at = now + _SAMPLE_S
+            if self._reach.remembered != self.state.seen:
+                self.state = replace(self.state, seen=self._reach.remembered)
+                self._files.save_if_possible(self.state)
         if self._timeout_at is not None and now >= self._timeout_at:
             self._timeout_at = None
             self._time_out()

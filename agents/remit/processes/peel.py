@@ -64,6 +64,11 @@ class Reach(Protocol):
         """Processes that we were not allowed to signal."""
         ...
 
+    @property
+    def remembered(self) -> tuple[ProcessIdentity, ...]:
+        """Who was seen by the last look, where the kernel does not hold the tree together; for the keeper's record."""
+        ...
+
     def has_root_exited(self) -> bool:
         """Tell whether the root has ended, without waiting for it."""
         ...
@@ -184,6 +189,11 @@ class Peel:
                 return False
             _wait(ended.si_pid)
 
+    @property
+    def remembered(self) -> tuple[ProcessIdentity, ...]:
+        """Nobody: whoever a killed keeper leaves goes to the one who takes in its orphans."""
+        return ()
+
     def close(self) -> None:
         """Give the handle of the root back."""
         if self._handle is not None:
@@ -296,6 +306,11 @@ class Track:
         if self._cgroup is not None and not self.is_empty:
             self._cgroup.kill()
         self._tree.signal(self._members, SIGKILL, each=round_number > 0)
+
+    @property
+    def remembered(self) -> tuple[ProcessIdentity, ...]:
+        """Who was seen by the last look."""
+        return tuple(sorted(entry.identity for entry in self._members))
 
     def close(self) -> None:
         """Hold nothing."""
