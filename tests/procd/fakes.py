@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remit.processes.filing import make_directory
+from remit.processes.draft import make_directory
 from remit.processes.frames import FrameReader, encode
 from remit.processes.jobs import RESULT_NAME, JobOutcome, JobPhase, JobResult, JobSpec, JobState, boot_id, write_record
 from remit.processes.place import Place
@@ -87,22 +87,22 @@ class FakeForks:
     def __init__(self) -> None:
         self.keepers: list[FakeKeeper] = []
         self.error: OSError | None = None
-        self.taken_back: list[tuple[int, socket.socket]] = []
+        self.taken_back: list[tuple[ProcessIdentity, socket.socket]] = []
 
     def keeper(
         self, spec: JobSpec, *, digest: str, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
-    ) -> tuple[int, socket.socket]:
+    ) -> tuple[ProcessIdentity, socket.socket]:
         """Fork nothing, but record the job."""
         if self.error is not None:
             raise self.error
         make_directory(jobdir, spec, digest=digest)
         ours, theirs = socket.socketpair()
         self.keepers.append(FakeKeeper(spec, jobdir, env, stdin, theirs))
-        return NOBODY.pid, ours
+        return NOBODY, ours
 
-    def take_back(self, pid: int, connection: socket.socket) -> None:
+    def take_back(self, keeper: ProcessIdentity, connection: socket.socket) -> None:
         """Keep what comes back."""
-        self.taken_back.append((pid, connection))
+        self.taken_back.append((keeper, connection))
 
     def sweeper(self, spec: JobSpec, *, digest: str, jobdir: Path, keeper: int) -> tuple[int, socket.socket]:
         """Fork nothing."""
@@ -183,6 +183,7 @@ class World:
         self.place = Place(self.directory)
         self.clock = ManualClock(1_000.0)
         self.forks = FakeForks()
+        self.raylets: set[ProcessIdentity] = set()
         self.lines: list[str] = []
         self.peers: list[Peer] = []
         self.numbers = itertools.count(1)
@@ -197,7 +198,13 @@ class World:
         listener.bind(str(self.place.socket))
         listener.listen()
         server = Server(
-            self.place, listener, clock=self.clock, forks=self.forks, log=self.lines.append, uid_of=self.uid_of
+            self.place,
+            listener,
+            clock=self.clock,
+            forks=self.forks,
+            log=self.lines.append,
+            uid_of=self.uid_of,
+            is_alive=self.raylets.__contains__,
         )
         server.adopt()
         return server

@@ -62,7 +62,8 @@ def test_a_keeper_with_nothing_left_takes_another_job_and_keeps_nothing_of_the_f
     assert len(set(keepers)) < len(keepers)
     # Equal, whether it had one job or many: a descriptor a job that stays open would tell them apart.
     counts = {keepers.count(keeper) for keeper in keepers}
-    wait_for(lambda: {psutil.Process(keeper).num_fds() for keeper in keepers} == {6}, f"descriptors stay, {counts}")
+    assert len(counts) > 1 or counts != {1}
+    wait_for(lambda: len({psutil.Process(keeper).num_fds() for keeper in keepers}) == 1, "descriptors stay")
 
 
 @pytest.mark.requirement("P12")

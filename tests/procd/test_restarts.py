@@ -223,6 +223,34 @@ def test_a_killed_keeper_leaves_nothing_that_hides(switches: str, monkeypatch: p
         node.close()
 
 
+@pytest.mark.parametrize("switches", ["-subreaper,-cgroup", "-subreaper,-pidfd,-cgroup"])
+def test_what_was_seen_once_does_not_hide_from_the_sweep_either(switches: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the kernel nor a mark knows whose it is by then; its keeper has written it down."""
+    monkeypatch.setenv("REMIT_CONTAINMENT", switches)
+    node = Node()
+    argument = str(3_000_000 + os.getpid() * 10 + len(switches))
+    go = node.directory / "go"
+    try:
+        hide = f"while [ ! -e {go} ]; do sleep 0.01; done; exec setsid sleep {argument}"
+        answer = node.run("sh", "-c", f"(env -i PATH=$PATH sh -c '{hide}' & echo $!); sleep 1000")
+        node.wait_output(answer.job, b"\n")
+        hidden = int((node.directory / "out" / answer.job / "stdout").read_text())
+        wait_for(lambda: hidden in [one.pid for one in node.state(answer.job).seen], "it was not written down")
+        go.touch()
+        wait_for(lambda: _sleeping(argument), "the hidden one did not come up")
+        os.kill(node.state(answer.job).keeper.pid, signal.SIGKILL)
+        result = node.client.wait(answer.job, timeout_s=LIMIT_S)
+        assert result is not None
+        assert (result.outcome, result.survivors) == (JobOutcome.KEEPER_LOST, ())
+        assert hidden in result.signalled
+        assert not _sleeping(argument)
+    finally:
+        go.touch()
+        for pid in _sleeping(argument):
+            os.kill(pid, signal.SIGKILL)
+        node.close()
+
+
 def _sleeping(argument: str) -> list[int]:
     """Return the living processes that sleep for so long."""
     found = psutil.process_iter(["cmdline"])

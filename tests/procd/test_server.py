@@ -14,7 +14,7 @@ from remit.processes.frames import encode
 from remit.processes.jobs import JobOutcome, JobPhase, JobResult, JobState, boot_id
 from remit.processes.leases import LEASE_S
 from remit.processes.records import RETENTION_S, TOMBSTONE_S
-from remit.processes.server import IDLE_S
+from remit.processes.server import IDLE_S, TICK_S
 from tests.procd.fakes import NOBODY, Peer, World, wish
 
 CAUSE = Cause(kind=CauseKind.USER_INTERRUPT, origin="turn_1", actor="ann").to_dict()
@@ -741,3 +741,74 @@ def test_a_job_that_was_taken_over_before_its_start_may_still_fail_to_start(worl
     keeper.sendall(encode("ended", result=result.to_dict()))
     assert world.peer().call("list", scope="w")["jobs"] == []
     keeper.close()
+
+
+# --- early stops -----------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("E7")
+@pytest.mark.parametrize("how", ["job", "key", "run"])
+def test_a_stop_that_came_before_its_start_refuses_it_after_the_daemons_death_too(how: str, world: World) -> None:
+    spec = world.spec(key="k")
+    if how == "run":
+        stop_many(world.peer(), ["run_1", "run_2"])
+    else:
+        stop(world.peer(), **{how: spec.job if how == "job" else "k"}, tombstone=True)
+    for _ in range(2):
+        world.restart()
+        peer = world.peer()
+        answer = peer.answer(world.begin(peer, spec))
+        assert answer is not None
+        assert answer["kind"] == "tombstoned"
+    assert world.forks.keepers == []
+    # As long as without a death, and no longer.
+    world.advance(TOMBSTONE_S)
+    world.restart()
+    peer = world.peer()
+    world.begin(peer, spec)
+    assert [keeper.spec.job for keeper in world.forks.keepers] == [spec.job]
+
+
+@pytest.mark.requirement("E7")
+def test_what_a_daemon_left_half_written_or_another_boot_hides_no_early_stop(world: World) -> None:
+    stop_many(world.peer(), ["run_1"], generation=3)
+    with world.place.stops.open("ab") as file:
+        file.write(b'{"boot":"another","scope":"w","kind":"run","names":["run_3"],"generation":null,"at":1000.0}\n')
+        file.write(b'{"scope":"w"}\n[]\n\xff\n{"boot":"')
+    world.restart()
+    stop_many(world.peer(), ["run_2"])
+    world.restart()
+    peer = world.peer()
+    kinds: list[object] = []
+    for run, generation in (("run_1", 3), ("run_1", 4), ("run_2", 9), ("run_3", 0)):
+        spec = world.spec(run=run, generation=generation)
+        number = world.begin(peer, spec)
+        if world.forks.keepers and world.forks.keepers[-1].spec.job == spec.job:
+            world.forks[spec.job].started()
+        answer = peer.answer(number)
+        kinds.append(answer and answer["kind"])
+    assert kinds == ["tombstoned", "started", "tombstoned", "started"]
+
+
+def test_a_stop_that_cannot_be_written_is_held_in_memory_and_said_to_be(world: World) -> None:
+    world.place.stops.mkdir()
+    peer = world.peer()
+    stop_many(peer, ["run_1"])
+    answer = peer.answer(world.begin(peer, world.spec()))
+    assert answer is not None
+    assert answer["kind"] == "tombstoned"
+    assert any("memory alone" in line for line in world.lines)
+
+
+def test_the_file_of_early_stops_is_written_anew_when_it_has_grown(world: World) -> None:
+    peer = world.peer()
+    for _ in range(40):
+        stop_many(peer, [f"run_{number:04}" for number in range(3_000)])
+    grown = world.place.stops.stat().st_size
+    world.advance(TICK_S)
+    assert world.place.stops.stat().st_size < grown
+    world.restart()
+    peer = world.peer()
+    answer = peer.answer(world.begin(peer, world.spec(run="run_2999")))
+    assert answer is not None
+    assert answer["kind"] == "tombstoned"

@@ -159,6 +159,15 @@ def test_what_a_program_leaves_running_is_stopped_and_named(containment: str, wo
     assert marked(job) == []
 
 
+@pytest.mark.requirement("P9")
+def test_orphans_that_end_while_the_program_runs_leave_no_zombie(world: World) -> None:
+    job = world.sh("for i in 1 2 3; do (sh -c 'exec true' &); done; echo ready; exec sleep 600", is_watched=True)
+    root = job.wait_ready().state.root
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+    wait_until(lambda: len(children.read_text().split()) == 1, timeout_s=LIMIT_S, message="a zombie stays")
+    assert root is None or children.read_text().split() == [str(root.pid)]
+
+
 # -- input ------------------------------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,10 @@ class Tree:
         self.ends_with = ExitStatus(signal=signal.SIGKILL)
         self.has_ended = True
 
+    @property
+    def remembered(self) -> tuple[ProcessIdentity, ...]:
+        return ()
+
     def close(self) -> None:
         """Hold nothing."""
 

@@ -48,6 +48,10 @@ class FakeReach:
         self.living &= self.immortal
         self.on_kill()
 
+    @property
+    def remembered(self) -> tuple[ProcessIdentity, ...]:
+        return ()
+
     def close(self) -> None:
         """Hold nothing."""
 
@@ -194,7 +198,7 @@ def test_a_number_is_signalled_with_its_start_time_only(use_pidfd: bool) -> None
 def test_an_empty_list_of_children_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child may come between the list and the wait; only the kernel's refusal to wait is the proof."""
     answers = iter([False, True])
-    monkeypatch.setattr(peel, "children", lambda pid, table: ())
+    monkeypatch.setattr(peel, "own_children", list[int])
     monkeypatch.setattr(peel, "_wait", lambda pid: ExitStatus(exit_code=0))
     monkeypatch.setattr(peel, "_has_no_child", lambda: next(answers))
     reach = Peel(NOBODY)

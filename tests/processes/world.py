@@ -134,11 +134,11 @@ class Talk:
 class World:
     """A forge and the jobs that were started through it."""
 
-    def __init__(self, *arguments: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="rk"))
+    def __init__(self, *arguments: str, prefix: Sequence[str] = (), folder: Path | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rk", dir=folder))
         forge = Path(__file__).with_name("forge.py")
         self.process = subprocess.Popen(
-            [sys.executable, str(forge), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*prefix, sys.executable, str(forge), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.jobs: list[Job] = []
 

@@ -12,18 +12,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from remit.core.clock import Clock
 from remit.core.errors import ProcessProtocolError, RemitError
 from remit.processes.containment import Cgroup, remove_unused_groups
-from remit.processes.filing import DIGEST_FIELD, is_unfinished, make_directory, unfinished
+from remit.processes.draft import DIGEST_FIELD, is_draft, make_directory, remove_left_drafts
 from remit.processes.frames import connect, send
 from remit.processes.jobs import (
     RESULT_NAME,
@@ -46,8 +44,6 @@ from remit.processes.table import ProcessIdentity, SystemTable
 
 __all__ = ["adopt_all", "is_alive", "sweep_job"]
 
-_YOUNG_S = 60.0
-"""A directory of that age may still be under way to its name."""
 _POLL_S = 0.005
 _CONNECT_S = 1.0
 _GROUP_LIMIT_S = 5.0
@@ -55,11 +51,9 @@ _GROUP_LIMIT_S = 5.0
 
 def adopt_all(place: Place, supervisor: Supervisor, *, clock: Clock, log: Callable[[str], None]) -> int:
     """Take over every job that the supervisor does not know yet; return how many live now."""
+    remove_left_drafts(place.jobs)
     for jobdir in sorted(place.jobs.iterdir()):
-        if is_unfinished(jobdir):
-            _clear(jobdir)
-            continue
-        if supervisor.records.get(jobdir.name) is not None:
+        if is_draft(jobdir) or supervisor.records.get(jobdir.name) is not None:
             continue
         try:
             _adopt(jobdir, supervisor, clock)
@@ -101,13 +95,6 @@ def _digest(jobdir: Path) -> str:
         return str(json.loads((jobdir / SPEC_NAME).read_bytes())[DIGEST_FIELD])
     except (OSError, ValueError, LookupError):
         return ""  # equal to no fingerprint: the key is refused to everybody, and nothing runs twice
-
-
-def _clear(beside: Path) -> None:
-    """Remove what a keeper left that was killed before it had recorded its job."""
-    with suppress(OSError):  # it has got its name meanwhile
-        if time.time() - beside.stat().st_mtime >= _YOUNG_S:
-            shutil.rmtree(beside, ignore_errors=True)
 
 
 def _result_or_none(jobdir: Path) -> JobResult | None:
@@ -162,10 +149,10 @@ def sweep_job(spec: JobSpec, jobdir: Path, *, digest: str = "", ended: tuple[int
     """
     if not jobdir.exists():
         # Nothing of it ran, and nothing will: nothing runs before its record is made.
-        shutil.rmtree(unfinished(jobdir), ignore_errors=True)
         make_directory(jobdir, spec, digest=digest)
     state = _state(jobdir)
     remove_unused_groups()
+    remove_left_drafts(jobdir.parent)
     if state is None:
         result = _lost(spec, None, error="its keeper was gone before it said anything")
     elif state.boot != boot_id():
@@ -175,7 +162,7 @@ def sweep_job(spec: JobSpec, jobdir: Path, *, digest: str = "", ended: tuple[int
         leader = state.root or state.keeper
         # The control group first, where there is one: nothing can have left it unseen.
         grouped, stuck = _empty_group(state.cgroup)
-        report = sweep(leader.pid, leader.started, token=state.token, grace_s=0.0)
+        report = sweep(leader.pid, leader.started, token=state.token, grace_s=0.0, known=state.seen)
         result = _lost(
             spec,
             state,

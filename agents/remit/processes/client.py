@@ -39,6 +39,7 @@ from remit.processes.frames import MAX_FRAME_BYTES, connect, encode, receive, se
 from remit.processes.jobs import RESULT_NAME, SOCKET_NAME, JobResult, JobSpec, read_record
 from remit.processes.leases import LEASE_S
 from remit.processes.lines import Lines
+from remit.processes.nodes import encode_own_node
 from remit.processes.place import Place
 from remit.processes.records import StopWish
 from remit.processes.starting import ensure_daemon
@@ -98,7 +99,8 @@ class ProcessClient:
     def start(self, spec: JobSpec, *, env: Mapping[str, str], stdin: bytes | None = None) -> StartAnswer:
         """Start a program, or attach to the one that its key stands for. Blocks, some milliseconds as a rule.
 
-        The same spec sent twice starts once. Environment and input travel in
+        The same spec sent twice starts once. In a worker of Ray it is started for the worker's
+        node: a foreground program ends some seconds after that node has gone. Environment and input travel in
         memory and are written nowhere.
 
         Args:
@@ -116,6 +118,7 @@ class ProcessClient:
             "spec": spec.to_dict(),
             "env": dict(env),
             "stdin": None if stdin is None else base64.b64encode(stdin).decode("ascii"),
+            "node": encode_own_node(),
         }
         try:
             frame = encode("start", id=_CALL, **fields)

@@ -24,8 +24,6 @@ __all__ = ["OPERATIONS", "Desk"]
 OPERATIONS = frozenset({"status", "stop", "wait", "detach", "attach", "write", "close_stdin"})
 """What a keeper serves."""
 
-_BACKLOG = 64
-
 
 class Desk:
     """Connections of one keeper.
@@ -40,19 +38,6 @@ class Desk:
         self.listener: socket.socket | None = None
         self.connections: list[Connection] = [] if self.lifeline is None else [self.lifeline]
         self._waiting: list[tuple[Connection, Any, str]] = []
-
-    def open(self, name: str) -> None:
-        """Listen on a socket in the current directory, which is open to this user alone.
-
-        Raises:
-            OSError: it cannot be made.
-        """
-        # By name, not by path: an address holds 108 bytes only.
-        Path(name).unlink(missing_ok=True)
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.setblocking(False)
-        self.listener.bind(name)
-        self.listener.listen(_BACKLOG)
 
     def accept(self) -> None:
         """Take who has come; other users are turned away."""

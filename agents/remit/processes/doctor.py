@@ -15,7 +15,7 @@ from pathlib import Path
 
 from remit.core.errors import NotFound, ProcessProtocolError
 from remit.processes.adoption import is_alive, sweep_job
-from remit.processes.filing import is_unfinished
+from remit.processes.draft import is_draft
 from remit.processes.jobs import RESULT_NAME, SPEC_NAME, STATE_NAME, JobResult, JobSpec, JobState, boot_id, read_record
 from remit.processes.place import Place
 from remit.processes.table import SystemTable
@@ -111,7 +111,7 @@ def _jobdirs(place: Place) -> Iterator[Path]:
         found = sorted(place.jobs.iterdir())
     except FileNotFoundError:
         return
-    yield from (path for path in found if not is_unfinished(path) and not (path / _IGNORED_NAME).exists())
+    yield from (path for path in found if not is_draft(path) and not (path / _IGNORED_NAME).exists())
 
 
 def _existing(place: Place, job: str) -> Path:

@@ -34,7 +34,8 @@ from remit.processes.frames import receive, send
 from remit.processes.jobs import JobSpec, boot_id
 from remit.processes.keeper import EXIT_BROKEN, ReadyKeeper, get_ready, keep, log_failure
 from remit.processes.rehearsal import rehearse
-from remit.processes.table import SystemTable
+from remit.processes.table import ProcessIdentity, SystemTable
+from remit.processes.tree import identify
 
 __all__ = ["MAX_SPARES", "SPARES", "SystemForks"]
 
@@ -57,15 +58,17 @@ class SystemForks:
     """Forks for real.
 
     Args:
+        jobs: directory of the jobs' directories.
         reattach_grace_s: how long keepers wait for the next daemon when this one is gone, in seconds.
         warden: number of the process that ends what keepers leave when this one is gone (see
             `remit.processes.warden`); None without.
     """
 
-    def __init__(self, *, reattach_grace_s: float, warden: int | None = None) -> None:
+    def __init__(self, *, jobs: Path, reattach_grace_s: float, warden: int | None = None) -> None:
+        self._jobs = jobs
         self._warden = warden
         self._reattach_grace_s = reattach_grace_s
-        self._spares: deque[tuple[int, socket.socket]] = deque()
+        self._spares: deque[tuple[ProcessIdentity, socket.socket]] = deque()
         self._own: set[int] = set()
         self._takes_in_orphans = False
 
@@ -91,29 +94,29 @@ class SystemForks:
 
     def keeper(
         self, spec: JobSpec, *, digest: str, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
-    ) -> tuple[int, socket.socket]:
+    ) -> tuple[ProcessIdentity, socket.socket]:
         """Have a keeper start the program: the one that waits since the shortest time, else a new one."""
         self._is_watched()
         while self._spares:
-            pid, connection = self._spares.pop()
+            keeper, connection = self._spares.pop()
             try:
                 _hand_over(connection, spec, digest=digest, env=env, jobdir=jobdir, stdin=stdin)
             except (OSError, ProcessProtocolError):  # it was killed, or the job is too large to hand over
                 connection.close()  # and it ends
             else:
-                return pid, connection
-        pid, connection = self._fork_keeper()
+                return keeper, connection
+        keeper, connection = self._fork_keeper()
         try:
             _hand_over(connection, spec, digest=digest, env=env, jobdir=jobdir, stdin=stdin)
         except ProcessProtocolError as error:
             connection.close()
             raise OSError(errno.E2BIG, str(error)) from error
-        return pid, connection
+        return keeper, connection
 
-    def take_back(self, pid: int, connection: socket.socket) -> None:
+    def take_back(self, keeper: ProcessIdentity, connection: socket.socket) -> None:
         """Keep a keeper for the next job, unless many wait."""
         if len(self._spares) < MAX_SPARES:
-            self._spares.append((pid, connection))
+            self._spares.append((keeper, connection))
         else:
             connection.close()
 
@@ -168,9 +171,10 @@ class SystemForks:
         while self._spares:
             self._spares.pop()[1].close()
 
-    def _fork_keeper(self) -> tuple[int, socket.socket]:
+    def _fork_keeper(self) -> tuple[ProcessIdentity, socket.socket]:
         is_watched = self._is_watched()
-        return self._fork(lambda connection: self._be_keeper(connection, is_watched=is_watched))
+        pid, connection = self._fork(lambda connection: self._be_keeper(connection, is_watched=is_watched))
+        return identify(pid) or ProcessIdentity(pid, 0), connection
 
     def _is_watched(self) -> bool:
         """Tell whether what a killed keeper leaves is ended, also when this process is killed with it."""
@@ -183,6 +187,7 @@ class SystemForks:
         ready = get_ready(connection, is_watched=is_watched)
         rehearse()
         for _ in range(_MAX_JOBS):
+            ready.plan(self._jobs)
             message = _next_job(connection)
             if message is None or not self._keep(ready, message):
                 break

@@ -133,13 +133,14 @@ class _Record:
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON object: the fields, and `v`, the version."""
         data: dict[str, Any] = {"v": VERSION}
-        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value = getattr(self, field.name)
+        for name in _names_of(type(self)):
+            value = getattr(self, name)
             if isinstance(value, ProcessIdentity):
                 value = [value.pid, value.started]
             elif isinstance(value, tuple):
-                value = list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            data[field.name] = value
+                items: tuple[Any, ...] = value
+                value = [[one.pid, one.started] if isinstance(one, ProcessIdentity) else one for one in items]
+            data[name] = value
         return data
 
     @classmethod
@@ -155,7 +156,7 @@ class _Record:
                 "end the jobs of the other version, then start again",
                 version=data.get("v"),
             )
-        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}  # type: ignore[arg-type]
+        known = {name: data[name] for name in _names_of(cls) if name in data}
         try:
             return cls(**cls._decoded(known))
         except (TypeError, ValueError, LookupError) as error:
@@ -165,6 +166,16 @@ class _Record:
     def _decoded(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Return the fields with the types that JSON does not have."""
         return data
+
+
+_NAMES: dict[type[_Record], tuple[str, ...]] = {}
+
+
+def _names_of(kind: type[_Record]) -> tuple[str, ...]:
+    """Return the names of a record's fields; looked up once, as this is done some times in each start."""
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in fields(kind))  # type: ignore[arg-type]  # it is a dataclass
+    return _NAMES[kind]
 
 
 _RecordT = TypeVar("_RecordT", bound=_Record)
@@ -275,6 +286,8 @@ class JobState(_Record):
     """The same on the machine's monotonic clock, for deadlines."""
     left: tuple[int, ...] = ()
     """After the end: processes that could not be ended and are still watched."""
+    seen: tuple[ProcessIdentity, ...] = ()
+    """Without subreapers: the tree as it was seen last, for whoever sweeps after the keeper."""
 
     @classmethod
     def _decoded(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -285,6 +298,7 @@ class JobState(_Record):
             "keeper": _identity(data["keeper"]),
             "root": None if root is None else _identity(root),
             "left": tuple(data.get("left", ())),
+            "seen": tuple(_identity(pair) for pair in data.get("seen", ())),
         }
 
 

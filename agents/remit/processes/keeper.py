@@ -34,6 +34,7 @@ from typing import NoReturn
 from remit.processes.connections import Connection
 from remit.processes.containment import Cgroup, Containment, become_subreaper, detect, make_cgroup, name_ahead
 from remit.processes.desk import Desk
+from remit.processes.draft import Draft
 from remit.processes.jobs import SOCKET_NAME, JobSpec, boot_id
 from remit.processes.keeping import Keeping
 from remit.processes.launch import Waiting, fork_waiting
@@ -202,6 +203,19 @@ class ReadyKeeper:
     """The child that waits at the gate; None without one, or when none could be forked, which is tried again."""
     wake: int
     """Descriptor that can be read when a child may have ended."""
+    keeper: ProcessIdentity
+    """This process."""
+    draft: Draft | None = None
+    """What becomes the directory of the next job, see `plan`."""
+
+    def plan(self, above: Path) -> None:
+        """Make the directory of the next job ahead.
+
+        Args:
+            above: the directory of the jobs' directories.
+        """
+        with suppress(OSError):  # tried again with the job, which is told what is wrong
+            self.draft = Draft(above)
 
     def renew(self) -> None:
         """Be as ready for the next job as for the first."""
@@ -213,6 +227,8 @@ class ReadyKeeper:
         """Leave nothing behind; for a keeper that gets no job any more."""
         if self.waiting is not None:
             self.waiting.dismiss()
+        if self.draft is not None:
+            self.draft.remove()
         if self.cgroup is None:
             return
         if not self.is_gated:
@@ -247,7 +263,8 @@ def get_ready(lifeline: socket.socket, *, containment: str | None = None, is_wat
     elif cgroup is not None:
         with suppress(OSError):  # not allowed here; the tree is found by the other ways
             cgroup.enter()
-    return ReadyKeeper(lifeline, found, cgroup, is_gated, waiting, wake)
+    keeper = identify(os.getpid()) or ProcessIdentity(os.getpid(), 0)
+    return ReadyKeeper(lifeline, found, cgroup, is_gated, waiting, wake, keeper)
 
 
 def keep(
@@ -275,7 +292,7 @@ def keep(
         jobdir=jobdir,
         stdin=stdin,
         containment=ready.containment,
-        keeper=identify(os.getpid()) or ProcessIdentity(os.getpid(), 0),
+        keeper=ready.keeper,
         epoch=epoch,
         reattach_grace_s=reattach_grace_s,
         tell=desk.tell,
@@ -286,7 +303,8 @@ def keep(
         waiting=ready.waiting,
     )
     ready.waiting = None
-    _Loop(desk, keeping, ready.wake).run()
+    draft, ready.draft = ready.draft, None
+    _Loop(desk, keeping, ready.wake, draft=draft).run()
     desk.close(SOCKET_NAME, keep=ready.lifeline)
     keeping.close()
     return not ready.is_gated and keeping.has_left_nothing and desk.is_with_first and not desk.is_midway
@@ -295,7 +313,8 @@ def keep(
 class _Loop:
     """Wait for whatever comes first: a child's end, a message, a time."""
 
-    def __init__(self, desk: Desk, keeping: Keeping, wake: int) -> None:
+    def __init__(self, desk: Desk, keeping: Keeping, wake: int, *, draft: Draft | None) -> None:
+        self._draft = draft
         self._desk = desk
         self._keeping = keeping
         self._is_idle = False
@@ -303,7 +322,8 @@ class _Loop:
 
     def run(self) -> None:
         """Keep the job to its end."""
-        self._keeping.record(self._furnish)
+        draft = self._keeping.record(self._draft)
+        self._desk.listener = None if draft is None else draft.listener
         # After the record: whoever comes when the supervisor has gone has found it, or nothing will start.
         # And a stop that was sent right behind the start is here already: then nothing starts either.
         if self._desk.lifeline is not None:
@@ -320,11 +340,6 @@ class _Loop:
             if self._keeping.is_done:
                 break
         self._flush()
-
-    def _furnish(self, folder: Path) -> None:
-        # From within: the address of a socket holds 108 bytes only, and the folder gets another name.
-        os.chdir(folder)
-        self._desk.open(SOCKET_NAME)
 
     def _wait(self, pause_s: float | None) -> bool:
         """Wait that long at most and serve what came; tell whether a child has ended."""

@@ -23,6 +23,7 @@ from remit.core.cause import Cause, CauseKind
 from remit.processes.capping import CappedFile, OutputGuard, keep, punch
 from remit.processes.connections import InputPipe
 from remit.processes.containment import Cgroup, Containment
+from remit.processes.draft import Draft
 from remit.processes.filing import JobFiles
 from remit.processes.jobs import (
     ExitStatus,
@@ -67,6 +68,8 @@ _SAMPLE_S = 0.1
 """Pause between two looks at the table where there is no subreaper: who was seen once is remembered."""
 _START_LIMIT_S = 1.0
 """How long a stop waits for an exec under way; before it, the program has no handler for SIGTERM."""
+_SAVE_DELAY_S = 0.002
+"""How long after its start the record of a running program is written; most of the time a core is free then."""
 _LINGER_S = 0.5
 """Pause between two attempts to end what could not be ended, or to write what could not be written."""
 _LATE_ROUND = 1_000
@@ -141,6 +144,7 @@ class Keeping:
         self._stop: TreeStop | None = None
         self._failure: StartFailure | None = None
         self._linger_at = 0.0
+        self._save_at: float | None = None
         self.state = JobState(
             job=spec.job,
             phase=JobPhase.STARTING,
@@ -157,18 +161,22 @@ class Keeping:
 
     # -- start ------------------------------------------------------------------------------
 
-    def record(self, furnish: Callable[[Path], None]) -> None:
+    def record(self, draft: Draft | None) -> Draft | None:
         """Make the directory of the job, before anything of the program runs; without it the job has ended.
 
         Args:
-            furnish: see `remit.processes.filing.make_directory`.
+            draft: made ahead; None makes one.
+
+        Returns:
+            What became the directory, or None.
         """
         try:
-            self._files.make(self.spec, self.state, digest=self._digest, furnish=furnish)
+            used = self._files.make(draft, self.spec, self.state, digest=self._digest)
         except OSError as error:
             self._fail("files", error)
-        else:
-            self._failpoint("recorded")
+            return None
+        self._failpoint("recorded")
+        return used
 
     def abandon(self) -> None:
         """Forget a job of which nothing was started and nobody knows."""
@@ -286,8 +294,9 @@ class Keeping:
         self.state = replace(self.state, phase=JobPhase.RUNNING)
         self._failpoint("executed")
         self._tell("started", {"state": self.state.to_dict()})
-        # Afterwards: whoever adopts the job asks the keeper, and what a dead one left is found without this too.
-        self._files.save_if_possible(self.state)
+        # Afterwards, and not before those that were told have run: whoever adopts the job asks the keeper, and
+        # what a dead one left is found without this too.
+        self._save_at = time.monotonic() + _SAVE_DELAY_S
 
     def close(self) -> None:
         """Give back what is held of a job that is done; its tree is empty."""
@@ -366,6 +375,9 @@ class Keeping:
 
     def _watch(self, now: float, *, child_ended: bool) -> None:
         """Look at the tree, the clock and the output."""
+        if self._save_at is not None and now >= self._save_at:
+            self._save_at = None
+            self._files.save_if_possible(self.state)
         if self._guard is not None and now >= self._guard_at:
             self._guard_at = now + self._guard.look()
             if self._guard.is_over:
@@ -376,6 +388,9 @@ class Keeping:
         if (is_peeled and child_ended) or (not is_peeled and now >= self._sample_at):
             self._reach.look()
             self._sample_at = now + _SAMPLE_S
+            if self._reach.remembered != self.state.seen:
+                self.state = replace(self.state, seen=self._reach.remembered)
+                self._files.save_if_possible(self.state)
         if self._timeout_at is not None and now >= self._timeout_at:
             self._timeout_at = None
             self._time_out()
@@ -415,7 +430,7 @@ class Keeping:
     def _next(self, now: float) -> float | None:
         if self._reach is None:
             return None
-        due = [self._guard_at, self._timeout_at, self._orphan_at]
+        due = [self._guard_at, self._timeout_at, self._orphan_at, self._save_at]
         if not self._containment.subreaper:
             due.append(self._sample_at)
         if self._cause is not None:

@@ -29,7 +29,7 @@ from signal import SIGCONT, SIGKILL, SIGTERM, pidfd_send_signal
 from typing import Protocol
 
 from remit.processes.containment import Cgroup
-from remit.processes.descent import below, children
+from remit.processes.descent import below, own_children
 from remit.processes.jobs import ExitStatus
 from remit.processes.table import Delivery, ProcessEntry, ProcessIdentity, SystemTable
 from remit.processes.tree import ProcessTree
@@ -62,6 +62,11 @@ class Reach(Protocol):
     @property
     def denied(self) -> set[int]:
         """Processes that we were not allowed to signal."""
+        ...
+
+    @property
+    def remembered(self) -> tuple[ProcessIdentity, ...]:
+        """Who was seen by the last look, where the kernel does not hold the tree together; for the keeper's record."""
         ...
 
     def has_root_exited(self) -> bool:
@@ -113,6 +118,7 @@ class Peel:
         self.is_empty = False
         self._cgroup = cgroup
         self._is_inside = is_inside
+        self._is_killing = False
         self._table = SystemTable(use_pidfd=use_pidfd)
         self._direct: list[int] = [root.pid]
         self._known: dict[int, ProcessEntry] = {}
@@ -131,8 +137,12 @@ class Peel:
         """
         if self.is_empty:
             return frozenset()
-        mine = [entry.pid for entry in children(os.getpid(), table=self._table)]
-        self._direct = [pid for pid in mine if not self._needs_no_signal(pid)]
+        # As long as the root lives, who else does is not asked, since that costs more. Not so once they are
+        # killed: then whoever comes to us has to be known at once.
+        if not self._is_killing and self._is_root_alone_waited_for():
+            self._direct = [self.root.pid]
+            return frozenset(self._direct)
+        self._direct = [pid for pid in own_children() if not self._needs_no_signal(pid)]
         if not self._direct:
             self.status = self.status or _wait(self.root.pid)
             self.is_empty = self.status is not None and _has_no_child()
@@ -156,12 +166,33 @@ class Peel:
         """Send SIGKILL to the group and to one's own children, later to deeper ones too."""
         if self.is_empty:
             return
+        self._is_killing = True
         self._kill_cgroup()
         self._send_group(SIGKILL)
         for pid in self._direct:
             self._kill_child(pid)
         if round_number >= _DEEP_AFTER:
             self._send_each(below(os.getpid(), table=self._table).values(), SIGKILL)
+
+    def _is_root_alone_waited_for(self) -> bool:
+        """Wait for the children that have ended; tell whether the root lives, and all of those could be waited for."""
+        if self.status is not None:
+            return False
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if ended is None:
+                return True
+            if ended.si_pid == self.root.pid:  # others may have ended behind it
+                return False
+            _wait(ended.si_pid)
+
+    @property
+    def remembered(self) -> tuple[ProcessIdentity, ...]:
+        """Nobody: whoever a killed keeper leaves goes to the one who takes in its orphans."""
+        return ()
 
     def close(self) -> None:
         """Give the handle of the root back."""
@@ -275,6 +306,11 @@ class Track:
         if self._cgroup is not None and not self.is_empty:
             self._cgroup.kill()
         self._tree.signal(self._members, SIGKILL, each=round_number > 0)
+
+    @property
+    def remembered(self) -> tuple[ProcessIdentity, ...]:
+        """Who was seen by the last look."""
+        return tuple(sorted(entry.identity for entry in self._members))
 
     def close(self) -> None:
         """Hold nothing."""

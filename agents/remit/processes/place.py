@@ -5,6 +5,7 @@ sock                the daemon's socket
 start               locked by whoever starts a daemon: one at a time
 life                locked by the daemon as long as it lives: never two
 leases.json         until when each workspace is vouched for
+stops               what was stopped before it was started
 log                 what the daemon had to say
 j/<job>/            0700, one directory a job, see `remit.processes.jobs`
 """
@@ -90,6 +91,11 @@ class Place:
     def leases(self) -> Path:
         """File of the leases."""
         return self.root / "leases.json"
+
+    @property
+    def stops(self) -> Path:
+        """File of the stops that came before their start."""
+        return self.root / "stops"
 
     @property
     def log(self) -> Path:

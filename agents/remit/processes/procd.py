@@ -61,7 +61,7 @@ def _serve(options: argparse.Namespace) -> int:
         return 0
     os.ftruncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
-    forks = SystemForks(reattach_grace_s=options.reattach_grace_s, warden=warden)
+    forks = SystemForks(jobs=place.jobs, reattach_grace_s=options.reattach_grace_s, warden=warden)
     forks.take_in_orphans()
     server = Server(
         place,

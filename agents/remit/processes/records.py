@@ -28,7 +28,7 @@ from typing import Any
 from remit.core.errors import InternalError
 from remit.processes.jobs import JobResult, JobSpec
 
-__all__ = ["Claim", "ClaimKind", "Record", "RecordState", "Records", "StopWish"]
+__all__ = ["Claim", "ClaimKind", "EarlyStop", "Record", "RecordState", "Records", "StopWish"]
 
 _Name = tuple[str, str, str]
 """Scope, kind of name (`job`, `key` or `run`), and name: what an early stop covers."""
@@ -130,6 +130,11 @@ class Record:
         """Tell whether it has not ended."""
         return self.state is not RecordState.ENDED
 
+    @property
+    def is_foreground(self) -> bool:
+        """Tell whether it has not ended, and ends with whoever vouches for it."""
+        return self.is_live and not self.background
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -139,6 +144,22 @@ class Claim:
     """What became of it."""
     record: Record | None = None
     """The job it is about; None when a stop came first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStop:
+    """A stop that came before its start."""
+
+    scope: str
+    """The workspace."""
+    kind: str
+    """What the names are: `job`, `key` or `run`."""
+    names: tuple[str, ...]
+    """Which starts it refuses."""
+    generation: int | None
+    """The highest generation that it refuses; None for all."""
+    at: float
+    """When it came, in monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +279,47 @@ class Records:
         """Make a live job a background one."""
         return self._put(replace(self._live(job), background=True))
 
-    def bury(self, scope: str, *, now: float, job: str = "", key: str = "", generation: int | None = None) -> None:
-        """Refuse later starts of this id and this key, up to a generation; None refuses all."""
-        for name in ((scope, "job", job), (scope, "key", key)):
-            if name[2]:
-                self._tombstones[name] = _merge(self._tombstones.get(name), generation, now)
+    def bury(
+        self, scope: str, *, now: float, job: str = "", key: str = "", generation: int | None = None
+    ) -> tuple[EarlyStop, ...]:
+        """Refuse later starts of this id and this key, up to a generation; None refuses all. Return the stops."""
+        stops = tuple(
+            EarlyStop(scope=scope, kind=kind, names=(name,), generation=generation, at=now)
+            for kind, name in (("job", job), ("key", key))
+            if name
+        )
+        for stop in stops:
+            self.restore_stop(stop)
+        return stops
 
-    def arm(self, scope: str, runs: Collection[str], *, now: float, generation: int | None = None) -> None:
-        """Refuse later starts by these runs, up to a generation; None refuses all."""
-        for run in runs:
-            name = (scope, "run", run)
-            self._tombstones[name] = _merge(self._tombstones.get(name), generation, now)
+    def arm(
+        self, scope: str, runs: Collection[str], *, now: float, generation: int | None = None
+    ) -> tuple[EarlyStop, ...]:
+        """Refuse later starts by these runs, up to a generation; None refuses all. Return the stop, if there is one."""
+        if not runs:
+            return ()
+        stop = EarlyStop(scope=scope, kind="run", names=tuple(runs), generation=generation, at=now)
+        self.restore_stop(stop)
+        return (stop,)
+
+    def restore_stop(self, stop: EarlyStop) -> None:
+        """Take a stop over, in addition to those that are known."""
+        for text in stop.names:
+            name = (stop.scope, stop.kind, text)
+            self._tombstones[name] = _merge(self._tombstones.get(name), stop.generation, stop.at)
+
+    def stops(self) -> Iterator[EarlyStop]:
+        """Return all early stops that are not forgotten."""
+        together: dict[tuple[str, str, _Stopped], list[str]] = {}
+        for (scope, kind, name), stop in self._tombstones.items():
+            together.setdefault((scope, kind, stop), []).append(name)
+        for (scope, kind, stop), names in together.items():
+            generation = None if math.isinf(stop.generation) else int(stop.generation)
+            yield EarlyStop(scope=scope, kind=kind, names=tuple(names), generation=generation, at=stop.at)
+
+    def prune_stops(self, now: float) -> None:
+        """Forget the early stops that are old."""
+        self._tombstones = _younger(self._tombstones, now)
 
     def select(
         self,
@@ -290,11 +341,11 @@ class Records:
 
     def foreground(self, scope: str) -> tuple[Record, ...]:
         """Return the live jobs of a scope that end with its lease."""
-        return tuple(record for record in self.select(scope=scope) if record.is_live and not record.background)
+        return tuple(record for record in self.select(scope=scope) if record.is_foreground)
 
     def prune(self, now: float, *, retention_s: float = RETENTION_S, max_ended: int = MAX_ENDED) -> tuple[Record, ...]:
         """Forget what is old; return the jobs that were forgotten, oldest end first."""
-        self._tombstones = _younger(self._tombstones, now)
+        self.prune_stops(now)
         ended = sorted((record for record in self._jobs.values() if not record.is_live), key=lambda r: r.ended_at)
         surplus = max(0, len(ended) - max_ended)
         old = [record for at, record in enumerate(ended) if at < surplus or record.ended_at + retention_s <= now]
@@ -331,7 +382,7 @@ class Records:
 
 def _merge(known: _Stopped | None, generation: int | None, now: float) -> _Stopped:
     covered = math.inf if generation is None else generation
-    return _Stopped(max(covered, known.generation if known else -math.inf), now)
+    return _Stopped(max(covered, known.generation if known else -math.inf), max(now, known.at if known else now))
 
 
 def _younger(stops: dict[_Name, _Stopped], now: float) -> dict[_Name, _Stopped]:

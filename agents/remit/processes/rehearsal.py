@@ -17,7 +17,7 @@ from typing import Any
 from remit.processes import frames
 from remit.processes.containment import Containment
 from remit.processes.descent import below
-from remit.processes.filing import make_directory
+from remit.processes.draft import Draft
 from remit.processes.jobs import JobSpec, JobState
 from remit.processes.keeping import Keeping
 from remit.processes.launch import spawn
@@ -68,7 +68,7 @@ def _rehearse_once() -> None:
     keeping.start()
     keeping.tick(child_ended=False)
     with contextlib.suppress(OSError):
-        make_directory(Path(_NOWHERE), spec, digest="", state=keeping.state)
+        Draft(Path(_NOWHERE))
     for pid in (os.getpid(), 0):
         below(pid, table=SystemTable())
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

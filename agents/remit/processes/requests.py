@@ -18,6 +18,7 @@ from remit.processes.records import Record, StopWish
 from remit.processes.seams import Start
 from remit.processes.stops import Stops
 from remit.processes.supervisor import Supervisor
+from remit.processes.table import ProcessIdentity
 from remit.processes.wire import encode_error
 
 __all__ = ["Requests"]
@@ -95,6 +96,7 @@ class Requests:
         _check_job_id(spec.job)
         env = _texts(message["env"])
         stdin = None if message.get("stdin") is None else base64.b64decode(message["stdin"], validate=True)
+        node = None if message.get("node") is None else _identity(*message["node"])
 
         def answered(answer: StartAnswer | RemitError) -> None:
             if isinstance(answer, RemitError):
@@ -105,6 +107,7 @@ class Requests:
         self._supervisor.start(
             Start(
                 spec=spec,
+                node=node,
                 fingerprint=fingerprint(spec, env=env, stdin=stdin),
                 env=env,
                 stdin=stdin,
@@ -238,6 +241,10 @@ def _wish(message: Message) -> StopWish:
 def _number_or_none(message: Message, name: str, kind: Callable[[Any], Any]) -> Any:
     value = message.get(name)
     return None if value is None else kind(value)
+
+
+def _identity(pid: Any, started: Any) -> ProcessIdentity:
+    return ProcessIdentity(int(pid), float(started))
 
 
 def _texts(data: dict[str, Any]) -> Mapping[str, str]:

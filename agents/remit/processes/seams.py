@@ -12,16 +12,17 @@ from remit.core.errors import RemitError
 from remit.processes.answers import StartAnswer
 from remit.processes.channel import Channel
 from remit.processes.jobs import JobSpec
+from remit.processes.table import ProcessIdentity
 
 __all__ = ["Forks", "Open", "Start"]
 
 
 class Forks(Protocol):
-    """How keepers and sweepers come to life; both return their pid and our end of a stream socket."""
+    """How keepers and sweepers come to life; both are returned with our end of a stream socket."""
 
     def keeper(
         self, spec: JobSpec, *, digest: str, env: Mapping[str, str], jobdir: Path, stdin: bytes | None
-    ) -> tuple[int, socket]:
+    ) -> tuple[ProcessIdentity, socket]:
         """Have a keeper record the job and start the program.
 
         Raises:
@@ -29,7 +30,7 @@ class Forks(Protocol):
         """
         ...
 
-    def take_back(self, pid: int, connection: socket) -> None:
+    def take_back(self, keeper: ProcessIdentity, connection: socket) -> None:
         """Take a keeper that is ready for another job; its connection is taken over."""
         ...
 
@@ -90,6 +91,8 @@ class Start:
     """Environment of the program."""
     stdin: bytes | None = field(repr=False)
     """Data for standard input."""
+    node: ProcessIdentity | None
+    """Raylet of the Ray node that it is started for; None if there is none."""
     answered: Callable[[StartAnswer | RemitError], None] = field(repr=False)
     """Called once."""
     wanted: Callable[[], bool] = field(repr=False)

@@ -7,7 +7,7 @@ repeats. Answers are `{"op": "answer", "id": ..., ...}`, or `{"op": "error", "id
 | `op` | fields |
 |---|---|
 | `ping` | |
-| `start` | `spec`, `env`, `stdin` (base64 or null) |
+| `start` | `spec`, `env`, `stdin` (base64 or null), `node` (number and start time of a raylet, or null) |
 | `stop` | `scope`, `job`, `key`, `wish`, `tombstone`, `generation`, `limit_s` |
 | `stop_many` | `scope`, `runs`, `wish`, `foreground_only`, `generation`, `limit_s` |
 | `wait` | `job`, `timeout_s` |
@@ -27,16 +27,19 @@ from collections.abc import Callable
 from typing import Any
 
 from remit.core.clock import Clock
-from remit.processes.adoption import adopt_all
+from remit.processes.adoption import adopt_all, is_alive
 from remit.processes.channel import Channel
+from remit.processes.early_stops import EarlyStops
 from remit.processes.frames import peer_uid
 from remit.processes.lease_file import LeaseFile
 from remit.processes.leases import LEASE_S
+from remit.processes.nodes import Nodes
 from remit.processes.place import Place
 from remit.processes.requests import Requests
 from remit.processes.seams import Forks
 from remit.processes.stops import Stops
 from remit.processes.supervisor import Supervisor
+from remit.processes.table import ProcessIdentity
 from remit.processes.timers import Timers
 
 __all__ = ["Server"]
@@ -63,6 +66,7 @@ class Server:
             the directory must then answer for.
         idle_s: see `IDLE_S`.
         lease_s: how long a start vouches for its scope, in seconds.
+        is_alive: tells whether exactly this process runs.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Server:
         uid_of: Callable[[socket.socket], int | None] = peer_uid,
         idle_s: float = IDLE_S,
         lease_s: float = LEASE_S,
+        is_alive: Callable[[ProcessIdentity], bool] = is_alive,
     ) -> None:
         self._place = place
         self._listener = listener
@@ -90,9 +95,17 @@ class Server:
         self._used_at = clock.monotonic()
         self._is_prepared = False
         self.supervisor = Supervisor(
-            place, clock=clock, timers=self._timers, forks=forks, open_channel=self._open, log=log, lease_s=lease_s
+            place,
+            clock=clock,
+            timers=self._timers,
+            forks=forks,
+            open_channel=self._open,
+            log=log,
+            lease_s=lease_s,
+            nodes=Nodes(is_alive),
         )
-        self._stops = Stops(self.supervisor, clock=clock, log=log)
+        self._early_stops = EarlyStops(place.stops, self.supervisor.records, log=log)
+        self._stops = Stops(self.supervisor, clock=clock, log=log, came_early=self._early_stops.note)
         self._lease_file = LeaseFile(place.leases, self.supervisor.leases)
         self._requests = Requests(
             self.supervisor, self._stops, clock=clock, adopt=self.adopt, leases_changed=self._lease_file.save
@@ -104,6 +117,7 @@ class Server:
     def adopt(self) -> int:
         """Take over what an earlier daemon left and this one does not know; return how many live."""
         self._lease_file.load(self._clock.monotonic())
+        self._early_stops.load(self._clock.monotonic())
         count = adopt_all(self._place, self.supervisor, clock=self._clock, log=self._log)
         self._stops.expire()
         return count
@@ -125,7 +139,8 @@ class Server:
         self._timers.run(self._clock.monotonic())
 
     def _wait(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
-        due = min(self._timers.next_at(), self.supervisor.leases.next_end())
+        leases, nodes = self.supervisor.leases, self.supervisor.nodes
+        due = min(self._timers.next_at(), leases.next_end(), nodes.next_look())
         pause = max(0.0, min(timeout_s, due - self._clock.monotonic()))
         if self._is_prepared or self.supervisor.is_starting:
             return self._selector.select(pause)
@@ -153,6 +168,7 @@ class Server:
 
     def _tick(self) -> None:
         self.supervisor.prune()
+        self._early_stops.compact()
         self._forks.trim()
         self._timers.call_at(self._clock.monotonic() + TICK_S, self._tick)
 

@@ -18,7 +18,7 @@ from remit.core.cause import Cause, CauseKind
 from remit.core.clock import Clock
 from remit.processes.answers import StopAnswer, StopKind, StopSummary
 from remit.processes.jobs import JobResult
-from remit.processes.records import Record, RecordState, StopWish
+from remit.processes.records import EarlyStop, Record, RecordState, StopWish
 from remit.processes.supervisor import Supervisor
 
 __all__ = ["Stops"]
@@ -31,9 +31,18 @@ class Stops:
         supervisor: whose jobs are stopped.
         clock: monotonic seconds of the machine.
         log: takes one line for people.
+        came_early: called with the stops that refuse a later start, before they are answered.
     """
 
-    def __init__(self, supervisor: Supervisor, *, clock: Clock, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        *,
+        clock: Clock,
+        log: Callable[[str], None],
+        came_early: Callable[[Iterable[EarlyStop]], None],
+    ) -> None:
+        self._came_early = came_early
         self._supervisor = supervisor
         self._records = supervisor.records
         self._clock = clock
@@ -57,7 +66,8 @@ class Stops:
         )
         if record is None:
             if tombstone:
-                self._records.bury(scope, job=job, key=key, now=self._clock.monotonic(), generation=generation)
+                now = self._clock.monotonic()
+                self._came_early(self._records.bury(scope, job=job, key=key, now=now, generation=generation))
             answered(StopAnswer(kind=StopKind.PROCESS_KEY_NOT_FOUND))
             return
         if not record.is_live:
@@ -92,7 +102,7 @@ class Stops:
         answered: Callable[[StopSummary], None],
     ) -> None:
         """Stop what these runs (or turns) started, and refuse what they start later."""
-        self._records.arm(scope, runs, now=self._clock.monotonic(), generation=generation)
+        self._came_early(self._records.arm(scope, runs, now=self._clock.monotonic(), generation=generation))
         found = [record for record in self._records.select(scope=scope, runs=runs) if record.is_live]
         spared = tuple(record.job for record in found if foreground_only and record.background)
         stopping = [record for record in found if record.job not in spared]
@@ -104,14 +114,23 @@ class Stops:
         self._stop_all(self._records.foreground(scope), wish, limit_s=None, answered=answered)
 
     def expire(self) -> None:
-        """Stop the foreground jobs of every scope whose lease has ended."""
+        """Stop the foreground jobs of every scope whose lease has ended, and of every Ray node that has gone."""
         for lease in self._supervisor.leases.expire(self._clock.monotonic()):
             jobs = self._records.foreground(lease.scope)
             if jobs:
                 self._log(
                     f"nobody vouches for {lease.scope} any more ({lease.holder or 'no holder'}): {len(jobs)} jobs end"
                 )
-            self._stop_all(jobs, StopWish(cause=_lease_cause(lease.scope).to_dict()), limit_s=None, answered=_ignore)
+            self._end(jobs, _lost_cause(lease.scope, "the lease of the workspace's coordinator ended"))
+        gone = self._supervisor.nodes.expire(self._clock.monotonic())
+        jobs = tuple(job for name in gone if (job := self._records.get(name)) is not None and job.is_foreground)
+        if jobs:
+            self._log(f"a Ray node has gone: {len(jobs)} jobs end")
+        for job in jobs:
+            self._end((job,), _lost_cause(job.spec.scope, "the Ray node that it was started for has gone"))
+
+    def _end(self, jobs: Iterable[Record], cause: Cause) -> None:
+        self._stop_all(jobs, StopWish(cause=cause.to_dict()), limit_s=None, answered=_ignore)
 
     def _stop_all(
         self,
@@ -150,14 +169,14 @@ class Stops:
             finish()
 
 
-def _lease_cause(scope: str) -> Cause:
+def _lost_cause(scope: str, reason: str) -> Cause:
     return Cause(
         kind=CauseKind.PARENT_LOST,
         origin=scope,
         actor="procd",
         surface="procd",
         at_unix_ms=time.time_ns() // 1_000_000,
-        reason="the lease of the workspace's coordinator ended",
+        reason=reason,
     )
 
 

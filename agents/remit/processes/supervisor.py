@@ -32,12 +32,12 @@ from remit.processes.answers import StartAnswer, StartKind
 from remit.processes.channel import Channel
 from remit.processes.jobs import RESULT_NAME, JobOutcome, JobResult, JobSpec, JobState, read_record
 from remit.processes.leases import LEASE_S, Leases
+from remit.processes.nodes import Nodes
 from remit.processes.place import Place
 from remit.processes.records import Claim, ClaimKind, Record, Records, RecordState, StopWish
 from remit.processes.seams import Forks, Open, Start
 from remit.processes.table import ProcessIdentity, SystemTable
 from remit.processes.timers import Timer, Timers
-from remit.processes.tree import identify
 
 __all__ = ["Supervisor"]
 
@@ -67,6 +67,7 @@ class Supervisor:
         forks: makes keepers and sweepers.
         open_channel: makes channels in the loop's selector.
         log: takes one line for people.
+        nodes: the Ray nodes that programs were started for.
         lease_s: how long a start vouches for its scope, in seconds.
     """
 
@@ -79,8 +80,10 @@ class Supervisor:
         forks: Forks,
         open_channel: Open,
         log: Callable[[str], None],
+        nodes: Nodes,
         lease_s: float = LEASE_S,
     ) -> None:
+        self.nodes = nodes
         self.lease_s = lease_s
         self.records = Records()
         self.leases = Leases()
@@ -112,6 +115,8 @@ class Supervisor:
         claim = self.records.claim(start.spec, start.fingerprint, now=now)
         if claim.kind in (ClaimKind.START, ClaimKind.ATTACHED) and not start.spec.background:
             self.leases.renew(start.spec.scope, now=now, ttl_s=self.lease_s)
+            if claim.record is not None:
+                self.nodes.serve(claim.record.job, start.node)
         if claim.kind is ClaimKind.START:
             self._live[start.spec.job] = _Live(starters=deque([start]))
             self._starting.add(start.spec.job)
@@ -125,17 +130,16 @@ class Supervisor:
         spec = start.spec
         jobdir = self._place.job(spec.job)
         try:
-            pid, connection = self._forks.keeper(
+            keeper, connection = self._forks.keeper(
                 spec, digest=start.fingerprint, env=start.env, jobdir=jobdir, stdin=start.stdin
             )
         except OSError as error:
             what = f"its keeper cannot be started: {error}; free memory or processes"
             self._not_started(spec.job, f"cannot start {spec.argv[0]!r}: {what}", error.errno)
             return
-        self._hold(spec.job, connection, identify(pid))
+        self._hold(spec.job, connection, keeper)
 
     def _hold(self, job: str, connection: socket, keeper: ProcessIdentity | None) -> None:
-        pid = 0 if keeper is None else keeper.pid
         live = self._live[job]
         live.keeper = keeper
 
@@ -146,9 +150,9 @@ class Supervisor:
             self._keeper_gone(job)
 
         def on_message(channel: Channel, message: dict[str, Any]) -> None:
-            if message.get("op") == "idle" and job not in self._live and not channel.is_closed:
+            if message.get("op") == "idle" and keeper is not None and job not in self._live:
                 self._channels.discard(channel)
-                self._forks.take_back(pid, channel.release())
+                self._forks.take_back(keeper, channel.release())
             else:
                 self._keeper_said(job, message)
 
@@ -159,6 +163,7 @@ class Supervisor:
         """Forget what is held of a live job; its keeper may linger, and is not told anything any more."""
         live = self._live.pop(job)
         self._starting.discard(job)
+        self.nodes.forget(job)
         if live.overdue is not None:
             live.overdue.cancel()
         return live

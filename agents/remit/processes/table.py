@@ -68,6 +68,8 @@ class ProcessEntry:
     """Number of the session."""
     is_dead: bool
     """A zombie without living threads: only its parent's wait is missing."""
+    threads: int = 0
+    """How many threads it has; 0 where that was not asked."""
 
     @property
     def pid(self) -> int:
@@ -203,6 +205,7 @@ def _proc_entry(pid: int) -> ProcessEntry | None:
         group=int(fields[2]),
         session=int(fields[3]),
         is_dead=is_dead,
+        threads=int(fields[17]),
     )
 
 

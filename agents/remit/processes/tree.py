@@ -63,6 +63,7 @@ class ProcessTree:
             session's leader and is waited for by nobody before `forget`.
         token: text that the tree carries in its environment (`MARK_VARIABLE`).
         table: the process table, or None for the system's.
+        known: processes that were seen to belong to it.
     """
 
     __slots__ = ("_known", "_lock", "_table", "_token", "denied", "is_forgotten", "leader", "refused")
@@ -76,14 +77,21 @@ class ProcessTree:
     refused: int
     """Group signals not sent since the number was no longer proven ours."""
 
-    def __init__(self, leader: ProcessIdentity, *, token: str, table: ProcessTable | None = None) -> None:
+    def __init__(
+        self,
+        leader: ProcessIdentity,
+        *,
+        token: str,
+        table: ProcessTable | None = None,
+        known: Iterable[ProcessIdentity] = (),
+    ) -> None:
         self.leader = leader
         self.is_forgotten = False
         self.denied = set()
         self.refused = 0
         self._token = token
         self._table = table or SystemTable()
-        self._known: set[ProcessIdentity] = set()
+        self._known: set[ProcessIdentity] = set(known)
         self._lock = threading.Lock()  # makes "check that it is ours, then signal" one step with `forget`
 
     def members(self) -> tuple[ProcessEntry, ...]:
