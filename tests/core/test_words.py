@@ -38,6 +38,8 @@ def _sample(cls: Any) -> Any:
         return cls(CAUSE, node_id="run_1")
     if issubclass(cls, errors.RunEnded):
         return cls("said", run_id="run_1", cause=CAUSE, partial={"a": 1}, error_type="ValueError", traceback="...")
+    if issubclass(cls, errors.WaitCycle):
+        return cls("said", cycle=("run_1", "run_2", "run_1"))
     return cls("said", where="here", number=7)
 
 

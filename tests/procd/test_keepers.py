@@ -16,6 +16,9 @@ from remit.processes.jobs import SOCKET_NAME, JobOutcome
 from remit.processes.place import Place
 from tests.procd.live import LIMIT_S, Node, wait_for, wait_gone
 
+LIBRARYS_OWN = 1 << 31 | 1 << 32
+"""Signals 32 and 33, which the C library keeps for itself: whoever ignores them for us, we cannot change it."""
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="without subreapers each keeper has one job")
 
 
@@ -57,7 +60,8 @@ def test_a_keeper_with_nothing_left_takes_another_job_and_keeps_nothing_of_the_f
         keepers.append(keeper_of(node, answer.job))
         outputs.append((Path(node.directory) / "out" / answer.job / "stdout").read_text())
         assert outputs[-1].startswith(f"{node.run_id}/{answer.job} 4\nSig")
-        assert {line.split()[1].strip("0") for line in outputs[-1].splitlines()[1:]} == {""}
+        masks = [int(line.split()[1], 16) for line in outputs[-1].splitlines()[1:]]
+        assert [mask & ~LIBRARYS_OWN for mask in masks] == [0, 0]
         wait_for(lambda job=answer.job: not (node.place.job(job) / SOCKET_NAME).exists(), "it keeps its job")  # type: ignore[misc]
     assert len(set(keepers)) < len(keepers)
     # Equal, whether it had one job or many: a descriptor a job that stays open would tell them apart.
