@@ -558,7 +558,8 @@ def _each(items: Any, wanted: str) -> Iterable[Any]:
     """Return what can be gone through; a text is one thing and not its letters."""
     if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
         raise InvalidArgument(f"{wanted}, not {shown(items)}")
-    return items
+    found: Iterable[Any] = items  # pyright: ignore[reportUnknownVariableType]
+    return found
 
 
 def _mapping(arguments: Any) -> dict[str, Any]:

@@ -259,7 +259,8 @@ class ToolHolder(ClaimHolder):
 def _checked_argv(argv: Any) -> tuple[str, ...]:
     if isinstance(argv, (str, bytes)) or not isinstance(argv, Iterable) or not argv:
         raise InvalidArgument("argv must be a list of program and arguments, and not empty")
-    return tuple(str(item) for item in argv)
+    items: Iterable[Any] = argv  # pyright: ignore[reportUnknownVariableType]
+    return tuple(str(item) for item in items)
 
 
 def _checked_env(env: Any) -> Mapping[str, str]:
@@ -268,10 +269,11 @@ def _checked_env(env: Any) -> Mapping[str, str]:
         return {}
     if not isinstance(env, Mapping):
         raise InvalidArgument(f"env must be a mapping of names to texts, not {shown(env)}")
-    for name, value in env.items():
+    variables: Mapping[Any, Any] = env  # pyright: ignore[reportUnknownVariableType]
+    for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidArgument(f"env must hold texts; {shown(name)} is {shown(value)}")
-    return env
+    return variables
 
 
 def _directory(cwd: object) -> str:
@@ -297,6 +299,6 @@ def _input(stdin: object) -> bytes | None:
         return None
     if isinstance(stdin, str):
         return stdin.encode()
-    if isinstance(stdin, bytes | bytearray | memoryview):
+    if isinstance(stdin, bytes | bytearray):
         return bytes(stdin)
     raise InvalidArgument(f'stdin must be a text, bytes, "pipe" or None, not {shown(stdin)}')

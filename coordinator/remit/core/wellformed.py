@@ -92,14 +92,15 @@ def check_message(message: object) -> None:
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, _Check, object], ...] | None:
     """Return name, check and default of each field of a message class; None for any other class."""
+    fields: Any = kind
+    defaults: dict[str, object]
     if dataclasses.is_dataclass(kind):
-        defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        own: dict[str, object] = getattr(kind, "_field_defaults")  # noqa: B009  # no name for it in the type system
-        defaults = {name: own.get(name, dataclasses.MISSING) for name in getattr(kind, "_fields")}  # noqa: B009
+        defaults = {field.name: field.default for field in dataclasses.fields(fields)}
+    elif _is_named_tuple(kind):
+        defaults = {name: fields._field_defaults.get(name, dataclasses.MISSING) for name in fields._fields}
     else:
         return None
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(fields)
     return tuple((name, _check_of(hints[name]), default) for name, default in defaults.items())
 
 
@@ -120,8 +121,16 @@ def _check_of(hint: Any) -> _Check:
         return _tuple_check(arguments)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         key, item = map(_check_of, arguments)
-        return lambda value: isinstance(value, Mapping) and all(key(k) and item(value[k]) for k in value)  # pyright: ignore[reportUnknownVariableType]
+        return lambda value: isinstance(value, Mapping) and all(map(key, value)) and all(map(item, _values(value)))  # pyright: ignore[reportUnknownArgumentType]
     return _class_check(hint)
+
+
+def _values(value: Any) -> Any:
+    return value.values()
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _tuple_check(arguments: tuple[Any, ...]) -> _Check:
@@ -129,11 +138,14 @@ def _tuple_check(arguments: tuple[Any, ...]) -> _Check:
         item = _check_of(arguments[0])
         return lambda value: isinstance(value, tuple) and all(map(item, value))  # pyright: ignore[reportUnknownArgumentType]
     checks = tuple(map(_check_of, arguments))
-    return lambda value: (
-        isinstance(value, tuple)
-        and len(value) == len(checks)  # pyright: ignore[reportUnknownArgumentType]
-        and all(check(item) for check, item in zip(checks, value, strict=True))  # pyright: ignore[reportUnknownArgumentType]
-    )
+
+    def is_of_these(value: Any) -> bool:
+        if not isinstance(value, tuple):
+            return False
+        items: tuple[Any, ...] = value  # pyright: ignore[reportUnknownVariableType]
+        return len(items) == len(checks) and all(check(item) for check, item in zip(checks, items, strict=True))
+
+    return is_of_these
 
 
 def _class_check(kind: Any) -> _Check:
