@@ -72,5 +72,7 @@ def _rehearse_once() -> None:
     for pid in (os.getpid(), 0):
         below(pid, table=SystemTable())
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    spawn(JobSpec(job=spec.job, scope=spec.scope, argv=(_NOWHERE,), output_dir=_NOWHERE), {}, (nothing,) * 3)
+    spawn(
+        JobSpec(job=spec.job, scope=spec.scope, argv=(_NOWHERE,), output_dir=_NOWHERE), {}, (nothing, nothing, nothing)
+    )
     os.close(nothing)
