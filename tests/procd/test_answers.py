@@ -84,24 +84,18 @@ def test_a_key_is_called_key_from_the_body_to_the_files() -> None:
 
 
 @pytest.mark.requirement("C20")
-def test_a_stop_that_came_first_is_forgotten_with_its_daemon_and_nothing_of_it_is_on_the_disk(world: World) -> None:
+def test_a_key_that_only_a_stop_has_named_is_unknown_to_the_next_daemon_and_its_start_refused(world: World) -> None:
+    for _ in range(2):
+        answer = stop(world.peer(), key="k", tombstone=True)
+        assert answer is not None
+        assert answer["kind"] == "process_key_not_found"
+        assert list(world.place.jobs.iterdir()) == []
+        world.restart()
     peer = world.peer()
-    before = sorted(path for path in world.place.root.rglob("*") if path.name != "sock")
-    answer = stop(peer, key="k", tombstone=True)
-    assert answer is not None
-    assert answer["kind"] == "process_key_not_found"
-    assert sorted(path for path in world.place.root.rglob("*") if path.name != "sock") == before
-    world.restart()
-    other = world.peer()
-    unknown = stop(other, key="k")
-    assert unknown is not None
-    assert unknown["kind"] == "process_key_not_found"
-    spec = world.spec(key="k")
-    number = world.begin(other, spec)
-    world.forks[spec.job].started()
-    started = other.answer(number)
-    assert started is not None
-    assert started["kind"] == "started"
+    assert peer.call("list", scope="w")["jobs"] == []
+    refused = peer.answer(world.begin(peer, world.spec(key="k")))
+    assert refused is not None
+    assert refused["kind"] == "tombstoned"
 
 
 @pytest.mark.requirement("C23")

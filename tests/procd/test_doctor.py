@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from remit.core.errors import NotFound
@@ -56,8 +57,11 @@ def test_an_orphan_is_ended_without_a_daemon(node: Node) -> None:
 
 def test_what_a_lost_keeper_left_is_shown_and_ended(node: Node) -> None:
     answer = node.tree()
-    keeper = node.state(answer.job).keeper.pid
+    keeper, warden = node.state(answer.job).keeper.pid, psutil.Process(node.daemon_pid()).ppid()
     os.kill(keeper, signal.SIGSTOP)
+    # First, as it would end the tree itself.
+    os.kill(warden, signal.SIGKILL)
+    wait_gone(warden)
     node.kill_daemon()
     os.kill(keeper, signal.SIGKILL)
     wait_gone(keeper)

@@ -32,7 +32,7 @@ def test_a_program_that_holds_a_terminal_ends_with_what_runs_on_it(containment: 
     )
     name = f"proc_{os.urandom(8).hex()}"
     job = world.start([sys.executable, "-c", script, name], job=name, containment=containment).wait_ready(b"ready")
-    assert len(marked(job)) >= 3
+    assert len(marked(job)) >= 2  # the one that holds the terminal, and the shell on it
     result = job.stop(grace_s=0.0)
     assert (result.outcome, result.survivors) == (JobOutcome.CANCELLED, ())
     assert marked(job) == []

@@ -138,7 +138,7 @@ class _Record:
             if isinstance(value, ProcessIdentity):
                 value = [value.pid, value.started]
             elif isinstance(value, tuple):
-                items: tuple[Any, ...] = value  # pyright: ignore[reportUnknownVariableType]
+                items: tuple[Any, ...] = value  # pyright: ignore[reportUnknownVariableType]  # of a getattr
                 value = [[one.pid, one.started] if isinstance(one, ProcessIdentity) else one for one in items]
             data[name] = value
         return data
