@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,7 @@ import pytest
 from remit.core.errors import NotFound
 from remit.processes.client import ProcessClient
 from remit.processes.doctor import Leftover, LeftoverKind, ignore_leftover, kill_leftover
-from remit.processes.jobs import RESULT_NAME, JobOutcome, JobResult, write_record
+from remit.processes.jobs import RESULT_NAME, STATE_NAME, JobOutcome, JobResult, write_record
 from remit.processes.place import Place
 from tests.procd.live import Node, wait_for, wait_gone
 
@@ -43,6 +44,17 @@ def test_an_orphan_is_shown_with_its_run_and_taken_over(node: Node) -> None:
     )
     assert node.client.adopt() >= 1
     assert leftovers(node, answer.job) == {}
+    assert node.client.stop(scope=node.scope, job=answer.job).is_proven_gone
+
+
+def test_an_orphan_whose_record_does_not_name_its_program_yet_is_shown_with_it(node: Node) -> None:
+    answer = node.run("sleep", "1000", background=True)
+    state = node.place.job(answer.job) / STATE_NAME
+    wait_for(lambda: node.state(answer.job).root is not None, "the record of a running program is written")
+    node.kill_daemon()
+    write_record(state, replace(node.state(answer.job), root=None))
+    assert leftovers(node)[answer.job].pids == (answer.pid,)
+    assert node.client.adopt() >= 1
     assert node.client.stop(scope=node.scope, job=answer.job).is_proven_gone
 
 

@@ -249,7 +249,7 @@ def test_hosts_whose_coordinator_is_gone_for_good_end_themselves_and_their_work(
         assert time.monotonic() < deadline, "hosts live on without a coordinator"
         time.sleep(0.2)
     assert end.read_text() == CauseKind.PARENT_LOST.value
-    # The head of the cluster hears of the deaths a moment later, and a host that was still coming up has a lease of its own.
+    # The head of the cluster hears of the deaths a moment later; a host that was still coming up has its own lease.
     wait_until(lambda: not _hosts_of(tmp_path), timeout_s=60.0, message="the hosts' names are free")
 
 

@@ -139,7 +139,8 @@ def _look(jobdir: Path, known: frozenset[str]) -> Leftover | None:
     if jobdir.name in known or (state is not None and state.boot != boot_id()):
         return None
     if state is not None and is_alive(state.keeper):
-        pids = (state.root.pid,) if state.root is not None and is_alive(state.root) else ()
+        # Its record names the program a moment after that began, and what that has left lives on without it.
+        pids = (state.root.pid,) if state.root is not None and is_alive(state.root) else _marked(state)
         return _leftover(jobdir, spec, LeftoverKind.ORPHAN, pids, "no daemon answers for it")
     return _leftover(jobdir, spec, LeftoverKind.LOST, _marked(state), "its keeper was killed; nobody swept after it")
 
