@@ -257,7 +257,7 @@ def _check_journal(workspace: Path) -> None:
     assert set(starts.values()) == {1}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(CHAOS_S + 300.0)
 @pytest.mark.field_report("J1")
 def test_whatever_is_killed_every_run_ends_once_and_nothing_is_left(

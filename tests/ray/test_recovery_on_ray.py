@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -334,9 +335,10 @@ def second_node(
         if node.poll() is None:
             # Asked to, the node manager says goodbye to the cluster.
             for process in psutil.Process(node.pid).children(recursive=True):
-                if process.name().startswith("raylet"):
-                    process.terminate()
-                    psutil.wait_procs([process], timeout=10.0)
+                with contextlib.suppress(psutil.NoSuchProcess):  # workers come and go meanwhile
+                    if process.name().startswith("raylet"):
+                        process.terminate()
+                        psutil.wait_procs([process], timeout=10.0)
             cut()
         _until_one_node()
 
