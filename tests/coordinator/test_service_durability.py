@@ -230,6 +230,16 @@ async def test_a_decision_left_in_the_middle_ends_this_life_and_is_in_no_journal
 
 
 @in_loop
+async def test_who_ends_a_life_that_is_over_already_hears_that_it_has_ended() -> None:
+    bench = _Bench()
+    await bench.turn()
+    bench.journal.crash("the disk is full")
+    with pytest.raises(JournalError):
+        await bench.ask("open_turn", OpenTurn("turn_2", "client_1", "other"))
+    assert await bench.ask("shutdown", ("test", 1.0)) is True
+
+
+@in_loop
 async def test_a_hole_that_is_met_before_anything_has_changed_costs_its_request_alone() -> None:
     bench = _Bench()
     turn = await bench.turn()

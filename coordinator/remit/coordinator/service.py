@@ -250,7 +250,7 @@ class CoordinatorService:
                 raise InternalError(f"the coordinator has no method {method!r}")
             if self._closed.is_set() and method not in _AFTER_THE_END:
                 raise CoordinatorClosing("the coordinator of this workspace has closed; open the workspace again")
-            if self._broken is not None:
+            if self._broken is not None and method != "shutdown":  # that has nothing more to do, and says so
                 raise self._broken
             message = loads(blob)
             check_message(message)
@@ -446,8 +446,6 @@ class CoordinatorService:
 
     async def _poll(self, request: tuple[str, int, float, int]) -> PollReply:
         client_id, ack, timeout_s, epoch = request
-        if self._broken is not None:
-            raise self._broken
         if epoch != self._journal.epoch:
             # An old hello may have made it known here; it does not know of this life, and what it has missed.
             return PollReply(-1)
@@ -495,8 +493,6 @@ class CoordinatorService:
         await self._commit(self._decider.give_up_claim(request, self._clock.now()))
 
     async def _check_claim(self, request: ClaimCheck) -> int:
-        if self._broken is not None:
-            raise self._broken
         return self._decider.check_claim(request)
 
     async def _clear_claims(self, node_id: str) -> None:
@@ -552,8 +548,6 @@ class CoordinatorService:
 
     async def _host_alive(self, host_id: str) -> bool:
         """Renew a host's lease; false tells it that its work was settled without it."""
-        if self._broken is not None:
-            raise self._broken
         return host_id in self._decider.state.hosts
 
     async def _drain_node(self, request: DrainRequest) -> DrainAnswer:
