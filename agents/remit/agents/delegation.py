@@ -187,7 +187,7 @@ class Delegator(ABC):
         """
         if not len(agents) == len(arguments) == len(options):
             raise InvalidArgument(f"{len(arguments)} sets of arguments and {len(options)} sets of options")
-        for option in options:
+        for option in {id(option): option for option in options}.values():
             _check_options(option)
         bundles: dict[int, AgentBundle] = {}
         runs: list[Run] = []

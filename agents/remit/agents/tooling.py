@@ -299,6 +299,6 @@ def _input(stdin: object) -> bytes | None:
         return None
     if isinstance(stdin, str):
         return stdin.encode()
-    if isinstance(stdin, bytes | bytearray):
-        return bytes(stdin)
+    if isinstance(stdin, bytes | bytearray | memoryview):
+        return bytes(stdin)  # pyright: ignore[reportUnknownArgumentType]
     raise InvalidArgument(f'stdin must be a text, bytes, "pipe" or None, not {shown(stdin)}')

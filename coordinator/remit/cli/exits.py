@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Generator
@@ -12,7 +11,7 @@ from remit.core.errors import RemitError, TurnCancelled, UsageError
 from remit.core.outcome import Outcome
 from remit.core.texts import error_text, one_line
 
-__all__ = ["CANCELLED", "FAILED", "TIMED_OUT", "USAGE", "of_error", "of_outcome", "reported"]
+__all__ = ["CANCELLED", "FAILED", "TIMED_OUT", "USAGE", "of_error", "of_outcome", "reported", "show_any_text"]
 
 FAILED = 1
 USAGE = 2
@@ -47,11 +46,12 @@ def of_error(error: BaseException) -> int:
     return FAILED
 
 
-def _show_any_text() -> None:
-    """Let both streams take what their encoding has no bytes for, as its escape."""
+def show_any_text() -> None:
+    """Let both streams take what their encoding has no bytes for, as its escape: better than no answer."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def reported() -> Generator[None]:
     Raises:
         SystemExit: something of ours came out of the block.
     """
-    _show_any_text()
+    show_any_text()
     try:
         yield
     except (RemitError, TurnCancelled) as error:

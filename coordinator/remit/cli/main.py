@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remit.cli.exits import reported
+from remit.cli.exits import reported, show_any_text
 
 if TYPE_CHECKING:
     from remit.cli.connect import Opener
@@ -525,8 +524,5 @@ def schema() -> None:
 
 def main() -> None:
     """Run the command line."""
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        # A name that the terminal cannot show is better than no answer.
-        reconfigure(errors="backslashreplace")
+    show_any_text()
     app()
