@@ -12,8 +12,9 @@ import os
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from remit.agents import RunContext, agent
 from remit.agents.sync_context import SyncRunContext
@@ -132,6 +133,25 @@ async def bare_nap(ctx: RunContext, label: str = "nap") -> None:
         await asyncio.sleep(600)
     finally:
         stage.note(f"{label} over")
+
+
+class Luggage:
+    """Something that a body holds; `left` has what is still there."""
+
+    left: ClassVar[weakref.WeakSet[Luggage]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self.left.add(self)
+
+
+@agent
+async def bare_nap_with_luggage(ctx: RunContext, label: str = "nap") -> None:
+    """Hold something while asleep, and raise where there is nothing to sleep for."""
+    luggage = Luggage()
+    Stage(ctx.workspace).note(f"{label} began")
+    if label == "broken":
+        raise ValueError(f"{luggage} is too heavy")
+    await ctx.sleep(600)
 
 
 @agent

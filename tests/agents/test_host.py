@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from remit.agents.context import RunContext
+from remit.agents.definition import AgentDefinition
 from remit.agents.environment import capture
 from remit.agents.host import AgentHost
 from remit.agents.lifeline import Lifeline
@@ -55,9 +57,16 @@ class Bench:
         self.host = AgentHost("host_1", self.listener, workspace=workspace, max_result_bytes=10_000, own_process=False)
 
     def start(
-        self, run_id: str, *, attempt: int = 1, path: tuple[str, ...] = ("turn_1",), label: str = "nap", epoch: int = 1
+        self,
+        run_id: str,
+        *,
+        attempt: int = 1,
+        path: tuple[str, ...] = ("turn_1",),
+        label: str = "nap",
+        epoch: int = 1,
+        body: AgentDefinition = bodies.bare_nap,
     ) -> None:
-        packed = bundle(bodies.bare_nap)
+        packed = bundle(body)
         environment = capture()
         item = StartItem(
             run_id=run_id,
@@ -140,6 +149,24 @@ async def test_all_bodies_of_a_cancel_hear_it_before_the_first_is_cleaned_up_aft
     bench.order("turn_1")
     await bench.reported(20)
     assert heard == [20] * 20
+
+
+@in_loop
+async def test_what_an_ended_body_held_is_freed_without_the_cycle_collector(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    gc.collect()
+    gc.disable()
+    try:
+        for label in ("stopped", "broken"):
+            bench.start(f"run_{label}", label=label, body=bodies.bare_nap_with_luggage)
+        await bench.stage.until_noted("stopped began", "broken began")
+        assert bodies.Luggage.left
+        bench.order("turn_1")
+        await bench.reported(2)
+        await asyncio.sleep(0)
+        assert not bodies.Luggage.left
+    finally:
+        gc.enable()
 
 
 @pytest.mark.requirement("B33")

@@ -417,6 +417,39 @@ def test_ended_scopes_and_tasks_are_freed_without_the_cycle_collector() -> None:
     _run(body)
 
 
+def test_those_that_obey_at_once_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    redeliver = TaskScope.redeliver
+
+    def look(scope: TaskScope, *, is_eager: bool) -> None:
+        looked.append(scope.signal.name)
+        redeliver(scope, is_eager=is_eager)
+
+    monkeypatch.setattr(TaskScope, "redeliver", look)
+
+    async def body() -> None:
+        turn = CancelSignal(name="turn")
+
+        async def obey(number: int) -> None:
+            with TaskScope(turn.child(f"obeys {number}")):
+                await asyncio.sleep(60)
+
+        async def linger() -> None:
+            with TaskScope(turn.child("lingers")):
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    await asyncio.sleep(0)
+
+        tasks = [asyncio.ensure_future(each) for each in (obey(1), linger(), obey(2), obey(3))]
+        await asyncio.sleep(0)
+        turn.set(CAUSE)
+        await asyncio.wait(tasks)
+        assert set(looked) == {"lingers"}
+
+    _run(body)
+
+
 def test_a_body_that_only_lets_others_run_is_struck_again() -> None:
     async def body() -> None:
         signal = CancelSignal()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
@@ -148,14 +149,18 @@ async def run_body(
     value: Any = None
     was_set = False
     try:
-        value = await _call(agent, context, arguments, signal)
+        if isinstance(agent, AgentDefinition) and agent.is_async:
+            # Here and not in `_call`: that would be one more frame for a cancel of thousands to unwind.
+            value = await agent.fn(context, **arguments)
+        else:
+            value = await _call(agent, context, arguments)
     except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
         # An agent's sys.exit ends the agent, not the host and its other runs.
         raised, was_set = error, signal.is_set
     except BaseException as error:
         raised, was_set = error, signal.is_set
     finally:
-        scope.exit(raised)
+        scope.leave()
         # Not by tokens: a body that is thrown away with its loop is closed in another context.
         current_tasks.set(None)
         current_log.set(None)
@@ -163,11 +168,13 @@ async def run_body(
     if raised is not None and was_set:
         # All bodies of one cancel hear it before the first of them is cleaned up after and
         # reported: that takes longer than waking the next body.
-        await asyncio.sleep(0)
+        await _let_others_run()
     await tasks.end_all()
     await context.end_tools()
     if raised is not None:
         report = _report_raised(item, raised, signal, was_set=was_set)
+        # Its traceback holds this very frame: left here, all that the body held would wait for the cycle collector.
+        raised = None
     else:
         report = _report_returned(item, value, signal, max_result_bytes)
     if watch is None:
@@ -177,11 +184,16 @@ async def run_body(
     return report._replace(timing=watch.timing(scope.told_at, struck))
 
 
-async def _call(agent: Any, context: Any, arguments: dict[str, Any], signal: CancelSignal) -> Any:
+@types.coroutine
+def _let_others_run() -> Generator[None]:
+    """Give way once: `asyncio.sleep(0)` without its coroutine."""
+    yield
+
+
+async def _call(agent: Any, context: Any, arguments: dict[str, Any]) -> Any:
+    """Run a program, or a plain function in a thread."""
     if not isinstance(agent, AgentDefinition):
         return await agent.run_command_agent(context, **arguments)
-    if agent.is_async:
-        return await agent.fn(context, **arguments)
     from remit.agents.sync_context import SyncRunContext
 
     facade = SyncRunContext(context, asyncio.get_running_loop())

@@ -372,20 +372,18 @@ class Delegator(ABC):
         Where a scope of the same signal holds the current task, the scope cancels
         it. Elsewhere (tasks that a body made, the sync API) a callback does.
         """
-        scope = current_scope()
-        covered = (
-            refusal is None
-            and scope is not None
-            and scope.signal is self._signal
-            and scope.task is asyncio.current_task()
-        )
-        if not covered:
+        if refusal is not None or not self._is_held():
             return await self._race(awaitable, refusal)
         try:
             return await awaitable
         except asyncio.CancelledError:
             self._raise_own_cancel()
             raise
+
+    def _is_held(self) -> bool:
+        """Tell whether a scope of this turn's or run's signal holds the current task."""
+        scope = current_scope()
+        return scope is not None and scope.signal is self._signal and scope.task is asyncio.current_task()
 
     @contextmanager
     def _own_cancel(self) -> Generator[None]:
@@ -442,7 +440,15 @@ class Delegator(ABC):
         """
         check_number("seconds", seconds, negative=True)
         self._signal.raise_if_set()
-        await self._watched(asyncio.sleep(seconds))
+        if not self._is_held():
+            await self._race(asyncio.sleep(seconds), None)
+            return
+        # Not by `_watched`: it would be one more frame for a cancel of thousands to unwind.
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self._raise_own_cancel()
+            raise
 
     async def cancel(self, reason: str = "", *, kill: bool = False) -> CancelReceipt:
         """Cancel this turn or run itself, and everything below it.

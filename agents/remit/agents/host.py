@@ -38,6 +38,7 @@ from remit.agents.body import (
     task_factory,
 )
 from remit.agents.client import ClientSession
+from remit.agents.collector import CollectorPause
 from remit.agents.context import RunContext
 from remit.agents.environment import CodeEnvironment, stale_modules
 from remit.agents.link import Link
@@ -73,6 +74,8 @@ logger = logging.getLogger("remit.host")
 _NOWHERE = nullcontext()
 _STALE_EVERY_S = 0.5
 _LOOK_S = 0.02
+_MANY = 100
+"""Attempts at once for which a pause of the garbage collector is worth its thread."""
 MAX_REMEMBERED_CANCELS = 10_000
 """Cancels kept for attempts that have not arrived; they arrive within seconds or never."""
 
@@ -111,6 +114,7 @@ class AgentHost:
         self._max_result_bytes = max_result_bytes
         self._own_process = own_process
         self._outbox = Outbox(host_id, link)
+        self._collector = CollectorPause()
         self._telemetry = HostTelemetry(workspace, host_id, own_process=own_process)
         self.lease_left: Callable[[], float] = lambda: LEASE_S
         """Seconds for which the coordinator can still be vouched for."""
@@ -352,6 +356,8 @@ class AgentHost:
             if order.kill:
                 _remember(self._ordered_kills, order.target, order.cause)
                 kill = self._kills.get(order.target)
+        if signal is not None and self._own_process and len(self._attempts) >= _MANY:
+            self._collector.begin()
         if kill is not None:
             kill.set(order.cause)
         if signal is not None:

@@ -516,8 +516,9 @@ def _cancel_requested(state: WorkspaceState, event: CancelRequested) -> None:
             node.cause = event.cause
             node.cancel_at = event.at
             node.kill = event.kill
+            if node.state is not NodeState.RUNNING:
+                _leave_waiting_rooms(state, node)
             node.state = NodeState.CANCELLING
-            _leave_waiting_rooms(state, node)
             # What a host owes is the grace of the cancel, not the node's own.
             node.grace_s = event.grace_s
     known = state.cancels.get(event.request_id)

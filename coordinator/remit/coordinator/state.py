@@ -368,10 +368,7 @@ class WorkspaceState:
     def subtree(self, node: Node) -> list[Node]:
         """Return a node and its attached live descendants, parents before children."""
         found = [node]
-        index = 0
-        while index < len(found):
-            children = found[index].live_children
-            index += 1
-            if children:
-                found.extend(self.nodes[child] for child in children)
+        for above in found:  # grows as it is walked
+            if above.live_children:
+                found.extend(map(self.nodes.__getitem__, above.live_children))
         return found

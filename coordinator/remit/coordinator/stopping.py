@@ -157,10 +157,10 @@ def _cancel_one(tx: Transaction, request: CancelRequest, node: Node) -> CancelAn
             cause=node.cause,
             message=f"{node.id} has already ended: {node.outcome}",
         )
-    live = [n for n in tx.state.subtree(node) if not n.is_ended]
-    runs = sum(not n.is_turn for n in live)
-    names = tuple(n.id for n in live) if request.dry_run else ()
+    live = tx.state.subtree(node)
+    runs = len(live) - node.is_turn
     if request.dry_run:
+        names = tuple(below.id for below in live)
         return CancelAnswer(request.request_id, node.id, True, runs, cause=node.cause, nodes=names)
     if node.cause is None:
         cause = Cause(
@@ -189,7 +189,7 @@ def cancel_node(
         return
     grace = node.grace_s if grace_s is None else grace_s
     affected = [n for n in tx.state.subtree(node) if n.cause is None]
-    live = sum(not n.is_turn for n in affected)
+    live = len(affected) - node.is_turn
     request_id = cause.request_id or tx.ids.request()
     tx.emit(
         CancelRequested(
@@ -208,13 +208,16 @@ def cancel_node(
     cancel_approvals(tx, affected)
     if node.is_turn:
         tx.effects.turn_cancelled.append(node.id)
-    _order_hosts(tx, node, affected, cause, kill=kill)
     wait = min(grace, tx.settings.kill_grace_s) if kill else grace
     tx.timers.add(tx.now + wait, "escalate", node.id)
+    hosts: set[str] = set()
     # Leaves first, so that a parent that never began ends after its children.
     for other in reversed(affected):
-        if not other.is_ended and not other.on_host and not other.live_children:
+        if other.on_host:
+            hosts.add(other.host_id)
+        elif not other.live_children and not other.is_ended:
             settle(tx, other)
+    _order_hosts(tx, node, hosts, cause, kill=kill)
 
 
 def _join_cancel(tx: Transaction, node: Node, request_id: str, live: int, *, trace: str = "") -> None:
@@ -234,8 +237,7 @@ def _join_cancel(tx: Transaction, node: Node, request_id: str, live: int, *, tra
     )
 
 
-def _order_hosts(tx: Transaction, node: Node, affected: list[Node], cause: Cause, *, kill: bool) -> None:
-    hosts = {n.host_id for n in affected if n.on_host}
+def _order_hosts(tx: Transaction, node: Node, hosts: set[str], cause: Cause, *, kill: bool) -> None:
     order = CancelOrder(node.id, cause, kill)
     for host_id in hosts:
         tx.effects.cancels.setdefault(host_id, []).append(order)
@@ -243,9 +245,9 @@ def _order_hosts(tx: Transaction, node: Node, affected: list[Node], cause: Cause
 
 def _kill(tx: Transaction, node: Node, request_id: str) -> None:
     tx.emit(KillRequested(node_id=node.id, turn_id=node.turn_id, at=tx.now, request_id=request_id))
-    affected = tx.state.subtree(node)
     if node.cause is not None:
-        _order_hosts(tx, node, affected, node.cause, kill=True)
+        hosts = {below.host_id for below in tx.state.subtree(node) if below.on_host}
+        _order_hosts(tx, node, hosts, node.cause, kill=True)
     tx.timers.add(tx.now + tx.settings.kill_grace_s, "escalate", node.id)
 
 

@@ -52,12 +52,23 @@ class Watcher(Protocol):
 class LoopDelivery:
     """The way into one event loop; get it with `LoopDelivery.of_loop`."""
 
-    __slots__ = ("_context", "_eager_left", "_fresh", "_is_awake", "_loop", "_posted", "_stubborn", "_timer")
+    __slots__ = (
+        "_context",
+        "_eager_left",
+        "_fresh",
+        "_is_awake",
+        "_is_draining",
+        "_loop",
+        "_posted",
+        "_stubborn",
+        "_timer",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
         self._posted: deque[Callable[[], None]] = deque()
         self._is_awake = False
+        self._is_draining = False
         self._fresh: dict[Watcher, None] = {}
         self._stubborn: dict[Watcher, None] = {}
         self._eager_left = 0
@@ -95,8 +106,12 @@ class LoopDelivery:
         """Look at a watcher again, from the next loop iteration on; in the loop's thread."""
         self._stubborn.pop(watcher, None)
         self._fresh[watcher] = None
+        if not self._is_draining:
+            self._begin_looking()
+
+    def _begin_looking(self) -> None:
         loop = self._loop()
-        if self._eager_left == 0 and loop is not None:
+        if self._fresh and self._eager_left == 0 and loop is not None:
             self._eager_left = _EAGER_ROUNDS
             loop.call_soon(self._look_at_fresh, context=self._context)
 
@@ -110,13 +125,14 @@ class LoopDelivery:
 
     def _drain(self) -> None:
         self._is_awake = False
-        for _ in range(len(self._posted)):
-            fn = self._posted.popleft()
-            try:
-                fn()
-            except Exception:
-                # One that fails must not keep the others from being told.
-                _log.exception("a delivery into the event loop failed")
+        # All are woken before the first is looked at again: those that obey need no look.
+        self._is_draining = True
+        try:
+            for _ in range(len(self._posted)):
+                _run(self._posted.popleft())
+        finally:
+            self._is_draining = False
+            self._begin_looking()
 
     def _look_at_fresh(self) -> None:
         self._eager_left -= 1
@@ -147,6 +163,14 @@ class LoopDelivery:
         if self._stubborn:
             pause_s = max(REDELIVERY_INTERVAL_S, _IDLE_FACTOR * (loop.time() - started))
             self._timer = loop.call_later(pause_s, self._look_at_stubborn, context=self._context)
+
+
+def _run(fn: Callable[[], None]) -> None:
+    try:
+        fn()
+    except Exception:
+        # One that fails must not keep the others from being told.
+        _log.exception("a delivery into the event loop failed")
 
 
 def _look_at(watcher: Watcher, *, is_eager: bool) -> None:

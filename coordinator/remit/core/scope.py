@@ -120,6 +120,18 @@ class TaskScope:
         Args:
             error: what came out of the body, or None.
         """
+        issued = self.leave()
+        task = self.task
+        assert task is not None
+        unwound = isinstance(error, asyncio.CancelledError)
+        # Under a set signal it is ours even before our own delivery: something that the
+        # body awaited was stopped by the same signal first.
+        foreign = unwound and (not self.signal.is_set or task.cancelling() > self._base)
+        ours = unwound and not foreign
+        return ScopeVerdict(ours, foreign, issued > 0 and not unwound)
+
+    def leave(self) -> int:
+        """Stop delivering, take back what was issued, and return how many cancels that were."""
         task, delivery = self.task, self._delivery
         if task is None or delivery is None or not self._active:
             raise InternalError("a task scope is left once, after it was entered")
@@ -137,12 +149,7 @@ class TaskScope:
         issued, self._issued = self._issued, 0
         for _ in range(issued):
             task.uncancel()
-        unwound = isinstance(error, asyncio.CancelledError)
-        # Under a set signal it is ours even before our own delivery: something that the
-        # body awaited was stopped by the same signal first.
-        foreign = unwound and (not self.signal.is_set or task.cancelling() > self._base)
-        ours = unwound and not foreign
-        return ScopeVerdict(ours, foreign, issued > 0 and not unwound)
+        return issued
 
     @property
     def is_shielded(self) -> bool:

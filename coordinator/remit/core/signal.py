@@ -293,6 +293,8 @@ class Registration:
             True if the callback will now never run; False if it has run, is
             running in another thread at this moment, or was closed before.
         """
+        if self.is_closed:  # for ever, so it takes no lock to see
+            return False
         with SIGNALS_LOCK:
             if self._fn is None:
                 return False
